@@ -146,13 +146,14 @@ def _increments(users: Users, backrest: PgBackRest | None) -> None:
 
 def _checks(users: Users) -> None:
     def check(_: int) -> None:
+        users.set_out()
         users.command("check of increment 2", "check", "full-0", "--increment", "2")
 
     def create(repeat: int) -> None:
+        users.set_out()
         users.command("create of the same state", "create", f"same-{repeat}")
         users.command("delete", "delete", f"same-{repeat}", "--yes")
 
-    users.set_out()
     take_turns(CHECKS, [check, create])
 
 

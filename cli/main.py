@@ -408,6 +408,8 @@ def main() -> None:
 
 def _handle_signals() -> None:
     signal.signal(signal.SIGTERM, _unwind)
+    # If the parent process ignores it, the exit codes of programs would be lost, and count as 0.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number, handler in {signal.SIGINT: _interrupt, signal.SIGHUP: _unwind}.items():
         # Respect a signal that the parent process ignores, as nohup does.
         if signal.getsignal(number) is not signal.SIG_IGN:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
@@ -13,7 +16,8 @@ from cutline.fleet.progress import Progress
 from cutline.spark.amount import THREADS_MAX, Amount, is_for_command
 from cutline.spark.driver_session import DriverSession
 from cutline.spark.settings import check_protection
-from cutline.spark.task_processes import TaskProcess, can_fork, start_processes
+from cutline.spark.task_processes import TaskProcess, can_fork, end_processes, start_processes
+from cutline.storage.location import S3_PROTOCOLS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,9 +30,39 @@ SHUFFLED_ROWS_MAX = 1_000_000
 # Tasks release Python's lock in short calls. With Python's default, 5 ms, a thread waits for the lock longer than its
 # call took: on two cores, a check of four million rows took 8 % more time.
 SWITCH_SECONDS = 0.0001
-# For each so many rows, a process takes the place of a thread: on two cores, a check of 4.7 million rows and changes
-# took 5.4 s instead of 6.6 s, one of 1.4 million 2.7 s instead of 2.9 s, and one of 350,000 as long as without.
-ROWS_PER_PROCESS = 500_000
+# For so many rows, or so many bytes in pages of tables, a process takes the place of a thread. On two cores, a check
+# of 4.7 million rows and changes took 5.4 s instead of 6.6 s, one of 1.4 million 2.7 s instead of 2.9 s, and one of
+# 350,000 as long as without. A copy of 1.2 GB took 9.0 s instead of 10.2 s.
+ROWS_PER_PROCESS, PAGE_BYTES_PER_PROCESS = 500_000, 128 << 20
+
+
+@contextmanager
+def task_processes(fleet: Fleet, *, are_wanted: bool) -> Iterator[Sequence[TaskProcess]]:
+    """Fork processes for a SparkOnDemand in the block, unless they can't be used; end them with the block.
+
+    To be called before this process starts a thread, so before it opens a store (spark/task_processes.py).
+    """
+    store, processes = fleet.store, list[TaskProcess]()
+    # With a limit on storing, a process would get a share of it, and the command would still use all of it.
+    are_usable = is_for_command(Amount(0), fleet.spark_master, store) and store.bytes_per_second is None
+    if are_wanted and are_usable and can_fork():
+        if store.url.partition("://")[0] in S3_PROTOCOLS:
+            # Otherwise every process would import it, which takes 0.5 s.
+            import_module("cutline.storage.s3")
+        processes = start_processes(_cores_of(fleet) - 1)
+    try:
+        yield processes
+    finally:
+        end_processes(processes)
+
+
+def _cores_of(fleet: Fleet) -> int:
+    """How many tasks run at once without Spark."""
+    return min(cores_of(fleet.spark_master) or 1, THREADS_MAX)
+
+
+def _processes_for(amount: Amount) -> int:
+    return max(amount.rows // ROWS_PER_PROCESS, (amount.page_bytes or 0) // PAGE_BYTES_PER_PROCESS)
 
 
 class SparkOnDemand:
@@ -38,23 +72,23 @@ class SparkOnDemand:
     the work is done and recorded by then, and only its result is still to be shown: an interrupt then only makes Spark
     end at once.
 
-    If a command's tasks mostly compute, entering the block `in_processes` forks processes for them, unless this process
-    has other threads (spark/task_processes.py).
+    Some tasks that need no Spark run in the `processes`, which end with the block.
 
     The constructor raises FleetFileError if a variable in [spark] is not set, and SparkUnprotectedError if fleet.toml
     leaves the session unprotected.
     """
 
-    def __init__(self, fleet: Fleet, name: str, *, goes_on: bool = False, in_processes: bool = False) -> None:
+    def __init__(
+        self, fleet: Fleet, name: str, *, goes_on: bool = False, processes: Sequence[TaskProcess] = ()
+    ) -> None:
         check_spark_variables(fleet)
         check_protection(fleet.spark_master, fleet.spark_settings)
-        self._fleet, self._name, self._goes_on, self._in_processes = fleet, name, goes_on, in_processes
+        self._fleet, self._name, self._goes_on, self._processes = fleet, name, goes_on, processes
         self._has_executors = has_executors(fleet.spark_master)
         self._start: SparkStart | None = None
         self._is_checked = False
         self._amount = Amount(0)
         self._switch_seconds = sys.getswitchinterval()
-        self._processes: list[TaskProcess] = []
         self.is_small = False
 
     def begin(self, needs: ExecutorNeeds, progress: Progress, amount: Amount) -> None:
@@ -63,6 +97,7 @@ class SparkOnDemand:
         self.is_small = self._start is None and is_for_command(self._amount, fleet.spark_master, fleet.store)
         if self.is_small:
             return
+        end_processes(self._processes)
         start = self._begin()
         if self._is_checked or not self._has_executors:
             return
@@ -80,15 +115,10 @@ class SparkOnDemand:
         if self.is_small and self._start is None:
             sys.setswitchinterval(SWITCH_SECONDS)
             cores_max = cores_of(self._fleet.spark_master)
-            processes = self._processes[: self._amount.rows // ROWS_PER_PROCESS]
-            start = DriverSession(lambda: self._begin().session(), self._cores, cores_max, processes)
+            processes = self._processes[: _processes_for(self._amount)]
+            start = DriverSession(lambda: self._begin().session(), _cores_of(self._fleet), cores_max, processes)
             return cast("SparkSession", start)
         return self._begin().session()
-
-    @property
-    def _cores(self) -> int:
-        """How many tasks run at once without Spark."""
-        return min(cores_of(self._fleet.spark_master) or 1, THREADS_MAX)
 
     def _begin(self) -> SparkStart:
         is_brief = self._amount.changes <= SHUFFLED_ROWS_MAX
@@ -103,16 +133,13 @@ class SparkOnDemand:
         return self._start
 
     def __enter__(self) -> Self:
-        if self._in_processes and not self._has_executors and can_fork():
-            self._processes = start_processes(self._cores - 1)
         return self
 
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, _trace: TracebackType | None
     ) -> None:
         sys.setswitchinterval(self._switch_seconds)
-        for process in self._processes:
-            process.close()
+        end_processes(self._processes)
         if self._is_checked:
             from cutline.columns.python_workers import set_first_work
 

@@ -467,7 +467,13 @@ def run_tasks(
     if runs_in_driver(spark):
         in_lanes = _run_in_driver(
             spark,
-            _DriverLanes([[tasks[number] for number in lane] for lane in lanes], work, followed, problem_of),
+            _DriverLanes(
+                [[tasks[number] for number in lane] for lane in lanes],
+                work,
+                followed,
+                progress.read if isinstance(progress, NodeShares) else None,
+                problem_of,
+            ),
             spark.at_once(dealing.per_core if dealing else 1),
             count,
             watch,
@@ -514,7 +520,8 @@ class JobCancelledError(RuntimeError):
 class _DriverLanes(Generic[Task, Report]):
     """The lanes of a job in the driver, which its threads take one after the other.
 
-    A thread does the work itself, `followed`, or leaves it to a process.
+    A thread does the work itself, `followed`, or leaves it to a process; then `read` is called with a task and the
+    bytes that it has read.
     """
 
     def __init__(
@@ -522,11 +529,12 @@ class _DriverLanes(Generic[Task, Report]):
         lanes: Sequence[Sequence[Task]],
         work: Callable[[Task], Report],
         followed: Callable[[Task], Report],
+        read: Callable[[Task, int], None] | None,
         problem_of: ProblemOf[Report] | None,
     ) -> None:
         self.futures = [Future[list[Report]]() for _ in lanes]
         self._left = deque(enumerate(lanes))
-        self._work, self._followed, self._problem_of = work, followed, problem_of
+        self._work, self._followed, self._read, self._problem_of = work, followed, read, problem_of
         self._job = new_job()
         self._stops: set[Callable[[], None]] = set()
         self._is_stopped = threading.Event()
@@ -569,7 +577,7 @@ class _DriverLanes(Generic[Task, Report]):
         self._stops.add(process.kill)
         try:
             if not self._is_stopped.is_set():
-                return process.run(self._job, Lane(self._work, lane, self._problem_of))
+                return process.run(self._job, Lane(self._work, lane, self._problem_of), self._read)
         except ProcessLostError:
             # Unless the job was stopped, another process may have needed the memory.
             pass
@@ -589,15 +597,14 @@ def _run_in_driver(
 ) -> list[list[Report]]:
     """Run `at_once` lanes at a time in threads, and `count` a lane when its tasks have ended; return reports by lane.
 
-    All threads but the first leave the work to the session's processes, as far as there are any, unless there is a
-    `watch`: no process can be told of a silent node.
+    All threads but the first leave the work to the session's processes, as far as there are any.
 
     If the job is cancelled, or this thread is interrupted, no more tasks begin, and the connections to nodes and
     requests to the store (`stoppable_requests`) of the others are ended repeatedly, until all tasks have ended. Then
     `keep` is called with the reports of the lanes that had ended.
     """
     futures, stop = lanes.futures, lanes.stop
-    processes = [None, *(() if watch else session.processes)]
+    processes = [None, *session.processes]
     # Daemons: a task that waits for a file system can't be ended, and must not keep the command from ending.
     threads = [
         threading.Thread(target=lanes.run_some, args=(process,), name=f"task {number}", daemon=True)

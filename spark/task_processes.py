@@ -6,7 +6,7 @@ busy.
 
 A process is forked, so it has all modules at once: importing them takes 0.7 s. A process with threads can't be forked
 safely: another thread may hold a lock at that moment, and no thread of the new process will release it. So commands
-fork before they do anything else (`can_fork`).
+fork before they start a thread (`can_fork`).
 
 A process takes lanes of tasks through a pipe, one at a time, as Spark's workers do. It ends with the pipe, in the
 middle of a task if need be.
@@ -23,19 +23,24 @@ import select
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn, TypeVar
 
+from cutline.spark.task_progress import following
 from cutline.storage.waits import listening, tell
 
 Task = TypeVar("Task")
 Report = TypeVar("Report")
 
 END_SECONDS_MAX = 5.0
+# The files that a process has open, by number.
+OPEN_FILES = Path("/proc/self/fd")
 # Wakes the main thread for signals, and holds no lock (cli/process/stopping.py).
 HARMLESS_THREADS = frozenset({"MainThread", "nudge"})
 _jobs = itertools.count()
@@ -63,21 +68,34 @@ class Lane(NamedTuple):
     is_last: Callable[[Any], object] | None
 
 
+class LaneResult(NamedTuple):
+    """The reports of a lane, or what a task raised."""
+
+    reports: list[Any]
+    error: BaseException | None = None
+
+
 class TaskProcess:
     """A process that runs lanes for this one. Thread-safe."""
 
     def __init__(self) -> None:
         """Fork the process; raise OSError if that fails."""
         with contextlib.ExitStack() as opened:
-            taken, requests = _open_pipe(opened)
-            answers, given = _open_pipe(opened)
-            with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-                # From 3.12 on, Python warns of every thread, among them that of the allocator, which handles forks.
-                self.pid = os.fork()
-            if not self.pid:
-                _be_process(taken, given)
-            taken.close()
-            given.close()
+            child_requests, requests = _open_pipe(opened)
+            answers, child_answers = _open_pipe(opened)
+            command = os.getpid()
+            try:
+                with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+                    # From 3.12 on, Python warns of every thread, among them that of the allocator, which handles forks.
+                    self.pid = os.fork()
+                if not self.pid:
+                    _be_process(child_requests, child_answers)
+            finally:
+                # An interrupt may come before _be_process: the command must not clean up in both processes.
+                if os.getpid() != command:
+                    os._exit(1)
+            child_requests.close()
+            child_answers.close()
             opened.pop_all()
         self._requests, self._answers = requests, answers
         self._lock, self._ending = threading.Lock(), threading.Lock()
@@ -86,8 +104,10 @@ class TaskProcess:
         # By id, which no other value can get as long as this one is kept.
         self._sent: dict[int, InDriver] = {}
 
-    def run(self, job: int, lane: Lane) -> list[Any]:
+    def run(self, job: int, lane: Lane, read: Callable[[Any, int], None] | None = None) -> list[Any]:
         """Return the reports on the lane's tasks. Values that tasks share (InDriver) are sent once for each `job`.
+
+        `read` is called with a task and the bytes that it tells it has read (`tell_read`).
 
         Raises what a task raises, and ProcessLostError.
         """
@@ -99,27 +119,31 @@ class TaskProcess:
                 pickle.dump(job, self._requests, pickle.HIGHEST_PROTOCOL)
                 _Sender(self._requests, self._sent).dump(lane)
                 self._requests.flush()
-                while isinstance(answer := pickle.load(self._answers), str):
-                    tell(answer)
-                reports, error = answer
+                while not isinstance(answer := pickle.load(self._answers), LaneResult):
+                    if isinstance(answer, str):
+                        tell(answer)
+                    elif read:
+                        index, size_bytes = answer
+                        read(lane.tasks[index], size_bytes)
             except Exception as lost:
                 # After a lane that can't be pickled, or an answer that can't be read, the pipes are useless.
                 self.kill()
                 raise ProcessLostError from lost
-        if error is not None:
-            raise error
-        found: list[Any] = reports
-        return found
+        if answer.error is not None:
+            raise answer.error
+        return answer.reports
 
     def kill(self) -> None:
         """End the process at once. May be called from any thread, and again."""
         with self._ending:
             # Once it has ended and was waited for, its number may be that of another process.
             if not self._has_ended:
-                os.kill(self.pid, signal.SIGKILL)
+                # If SIGCHLD is ignored, the system forgets the process when it ends.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, signal.SIGKILL)
 
-    def close(self) -> None:
-        """End the process, and wait until it has ended, for END_SECONDS_MAX at most.
+    def close(self, seconds_max: float | None = None) -> None:
+        """End the process, and wait until it has ended, for `seconds_max` (END_SECONDS_MAX) at most.
 
         A task that waits for a file system can't be ended, and must not keep the command from ending.
         """
@@ -129,10 +153,11 @@ class TaskProcess:
         ended = select.poll()
         # Without any flag, only the end of the pipe counts.
         ended.register(self._answers, 0)
-        if ended.poll(END_SECONDS_MAX * 1000):
+        if ended.poll((END_SECONDS_MAX if seconds_max is None else seconds_max) * 1000):
             with self._ending:
                 if not self._has_ended:
-                    os.waitpid(self.pid, 0)
+                    with contextlib.suppress(ChildProcessError):
+                        os.waitpid(self.pid, 0)
                     self._has_ended = True
             for pipe in (self._requests, self._answers):
                 with contextlib.suppress(OSError):
@@ -141,15 +166,27 @@ class TaskProcess:
 
 def can_fork() -> bool:
     """Whether this process can be forked safely: its threads hold no locks, and its libraries allow it (on Linux)."""
-    return sys.platform == "linux" and {thread.name for thread in threading.enumerate()} <= HARMLESS_THREADS
+    is_alone = {thread.name for thread in threading.enumerate()} <= HARMLESS_THREADS
+    return sys.platform == "linux" and OPEN_FILES.is_dir() and is_alone
 
 
 def start_processes(count: int) -> list[TaskProcess]:
     """Start `count` processes, or as many as the machine can."""
     processes: list[TaskProcess] = []
+    # A collection writes to all objects, and so would copy the memory that the processes share.
+    gc.freeze()
     with contextlib.suppress(OSError):
         processes += (TaskProcess() for _ in range(count))
     return processes
+
+
+def end_processes(processes: Iterable[TaskProcess]) -> None:
+    """End all processes, and wait for END_SECONDS_MAX at most; may be called again."""
+    deadline = time.monotonic() + END_SECONDS_MAX
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.close(max(deadline - time.monotonic(), 0))
 
 
 def new_job() -> int:
@@ -191,7 +228,8 @@ class _Receiver(pickle.Unpickler):
 def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     """Run lanes until the pipe ends.
 
-    The answer to a lane is the result of `_run`; before it come texts for the operator (str), if there are any.
+    The answer to a lane is its LaneResult. Before it come texts for the operator (str), and the index of a task with
+    the bytes that it has read.
     """
     known: dict[int, InDriver] = {}
     of_job = -1
@@ -213,21 +251,24 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
                 known.clear()
                 of_job = job
             lane: Lane = _Receiver(requests, known).load()
-            answer(_run(lane))
+            answer(_run(lane, answer))
 
 
-def _run(lane: Lane) -> tuple[list[Any], BaseException | None]:
-    """Return the reports, and what a task raised, if anything."""
+def _run(lane: Lane, answer: Callable[[object], None]) -> LaneResult:
+    def tell_of(index: int, size_bytes: int) -> None:
+        answer((index, size_bytes))
+
     reports: list[Any] = []
     try:
-        for task in lane.tasks:
-            reports.append(lane.work(task))
+        for index, task in enumerate(lane.tasks):
+            with following(partial(tell_of, index)):
+                reports.append(lane.work(task))
             if lane.is_last and lane.is_last(reports[-1]):
                 break
     except Exception as error:  # noqa: BLE001  # raised in the other process
         error.add_note(traceback.format_exc())
-        return [], error
-    return reports, None
+        return LaneResult([], error)
+    return LaneResult(reports)
 
 
 def _open_pipe(opened: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:
@@ -244,13 +285,12 @@ def _be_process(requests: IO[bytes], answers: IO[bytes]) -> NoReturn:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGURG):
             signal.signal(number, signal.SIG_DFL)
         _close_files(requests.fileno(), answers.fileno())
-        # Collecting them would copy their memory.
-        gc.freeze()
         _end_with_pipe(requests)
         _serve(requests, answers)
-    finally:
-        # Whatever the command has on its stack goes on there, not here.
         os._exit(0)
+    finally:
+        # The command's frames are on this stack, too: nothing of them must run here.
+        os._exit(1)
 
 
 def _close_files(*kept: int) -> None:
@@ -259,9 +299,9 @@ def _close_files(*kept: int) -> None:
     for number in range(3):
         os.dup2(nothing, number)
     # Among the others are the pipes of other processes, which would otherwise not end with the command.
-    for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+    for number in [int(path.name) for path in OPEN_FILES.iterdir()]:
         if number > 2 and number not in kept:
-            # The folder's own is among the numbers.
+            # One was that of the listing, and is closed already.
             with contextlib.suppress(OSError):
                 os.close(number)
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115  # until the end

@@ -24,7 +24,7 @@ OWN_CLOCK = {
     "spark/examine.py",
     "embedded/bank_workload.py",
 }
-# Programs of their own; and a warning that comes before a command has any output.
+# Programs and processes of their own; and a warning that comes before a command has any output.
 PRINTING = {
     "embedded/confine.py",
     "spark/executor.py",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -43,7 +43,8 @@ from cutline.snapshots.listing.name_templates import newest_name
 from cutline.snapshots.records.chain import RenewalGap
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, ONE_COPY, CheckedPoint, CheckResult
 from cutline.snapshots.records.proven_chains import point_label
-from cutline.spark.on_demand import SparkOnDemand
+from cutline.spark.on_demand import SparkOnDemand, task_processes
+from cutline.spark.task_processes import TaskProcess
 from cutline.storage.errors import UsageError
 
 if TYPE_CHECKING:
@@ -243,10 +244,13 @@ def check(
             return
         check_request(request, restorable=restorable)
         fleet = command_context(context).load_fleet()
-        with leaving_metrics(context, fleet, "check", metrics):
+        with (
+            task_processes(fleet, are_wanted=not metadata_only) as processes,
+            leaving_metrics(context, fleet, "check", metrics),
+        ):
             request = replace(request, name=newest_name(fleet, name) if name is not None else None)
             with with_hooks(context, fleet, "check", request.name):
-                ran = run_check(context, fleet, request, restorable=restorable)
+                ran = run_check(context, fleet, request, processes, restorable=restorable)
                 report, built = ran.report, ran.built
                 problems = write_report(junit, junit_of(report))
                 lines = [*lines_of(report, built), *(f"{WARNING}{problem}" for problem in problems)]
@@ -363,11 +367,18 @@ class CheckRun:
     warnings: list[str]
 
 
-def run_check(context: typer.Context, fleet: Fleet, request: CheckRequest, *, restorable: bool) -> CheckRun:
+def run_check(
+    context: typer.Context,
+    fleet: Fleet,
+    request: CheckRequest,
+    processes: Sequence[TaskProcess],
+    *,
+    restorable: bool,
+) -> CheckRun:
     """Run the check, and record its result; if `restorable`, also build the rows that a restore would load."""
     built, began = None, time.monotonic()
     with (
-        SparkOnDemand(fleet, f"check {request.name or 'all'}", in_processes=True) as spark,
+        SparkOnDemand(fleet, f"check {request.name or 'all'}", processes=processes) as spark,
         recorded_activity(context, fleet, "check", request.name or "") as recorded,
     ):
         report = check_snapshots(fleet, request, spark, recorded.activity)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Annotated, Any
@@ -32,7 +32,8 @@ from cutline.snapshots.create.restore_point import create_restore_point, preview
 from cutline.snapshots.listing.name_templates import full_name, new_name, newest_name
 from cutline.snapshots.records.commit import Commit, FullSnapshot
 from cutline.snapshots.records.proven_chains import read_commit
-from cutline.spark.on_demand import SparkOnDemand
+from cutline.spark.on_demand import SparkOnDemand, task_processes
+from cutline.spark.task_processes import TaskProcess
 from cutline.storage.errors import IndeterminateError, SnapshotError, UsageError
 
 NewName = Annotated[
@@ -132,11 +133,17 @@ def create(
     fleet = command_context(context).load_fleet()
     if large_objects is None and not (incremental or only_cut):
         request = replace(request, large_objects=fleet.with_large_objects)
-    with leaving_metrics(context, fleet, "create", metrics, is_dry=dry_run):
+    with (
+        task_processes(fleet, are_wanted=not (dry_run or only_cut)) as processes,
+        leaving_metrics(context, fleet, "create", metrics, is_dry=dry_run),
+    ):
         choose = newest_name if incremental else new_name if only_cut else full_name
         request = replace(request, name=choose(fleet, name))
         with with_hooks(context, fleet, "create", request.name, is_dry=dry_run, incremental=incremental):
-            (show_plan if dry_run else run_create)(context, fleet, request, incremental=incremental)
+            if dry_run:
+                show_plan(context, fleet, request, incremental=incremental)
+            else:
+                run_create(context, fleet, request, processes, incremental=incremental)
 
 
 def check_request(request: CreateRequest, *, incremental: bool) -> None:
@@ -163,9 +170,14 @@ def check_request(request: CreateRequest, *, incremental: bool) -> None:
     check_text("--group or --exclude-group", *request.include, *request.exclude)
 
 
-def run_create(context: typer.Context, fleet: Fleet, request: CreateRequest, *, incremental: bool) -> None:
+def run_create(
+    context: typer.Context, fleet: Fleet, request: CreateRequest, processes: Sequence[TaskProcess], *, incremental: bool
+) -> None:
     """Take the snapshot or increment, and print its report."""
-    with SparkOnDemand(fleet, f"create {request.name}") as spark, activity(context, fleet, "create") as shown:
+    with (
+        SparkOnDemand(fleet, f"create {request.name}", processes=processes) as spark,
+        activity(context, fleet, "create") as shown,
+    ):
         noting = Noting(shown)
         with _extend_hint(request):
             if request.only_cut:

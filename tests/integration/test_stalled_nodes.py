@@ -212,6 +212,14 @@ def test_a_stalled_full_create_ends_and_the_next_create_settles_it(
 
 
 @pytest.mark.usefixtures("impatient")
+def test_a_copy_in_processes_ends_if_its_node_is_silent(network: Network) -> None:
+    with network.working_in_processes() as working:
+        assert_ends_in_time(network, PRIMARY, b"COPY (", lambda: working.create("stalled-processes", full=True))
+    assert names_of_snapshots(network.direct) == ["chain"]
+    network.create("chain", full=False)
+
+
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("by_spark", [False, True], ids=["by_itself", "by_spark"])
 @pytest.mark.parametrize(("node", "trigger"), choose_steps(INCREMENT_STEPS))
 def test_a_stalled_increment_ends_and_the_next_one_succeeds(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
 import sys
 import tempfile
 import threading
@@ -21,7 +23,7 @@ from cutline.snapshots.records.store_identity import ensure_identity
 from cutline.storage.encryption.key_documents import ensure_data_key
 from cutline.storage.errors import redact
 from tests.commands.in_process import run_here
-from tests.commands.snapshot_runs import run_command
+from tests.commands.snapshot_runs import command_line, run_command
 
 APPEND = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read() + '\\n')"
 NODE = '[[node]]\nid = "a"\ndsn = "host=127.0.0.1 port=1 dbname=shop"\n'
@@ -110,6 +112,15 @@ def test_an_error_is_in_the_event_after_the_command(tmp_path: Path) -> None:
     assert (after["command"], after["snapshot"], after["incremental"], after["result"]) == (
         "create", "nightly", False, None
     )  # fmt: skip
+
+
+def test_a_hook_that_fails_is_noticed_if_the_parent_process_ignores_sigchld(tmp_path: Path) -> None:
+    """Then the system forgets a process when it ends, and its exit code with it."""
+    fleet = write_fleet(tmp_path, hooks_of(tmp_path, before="raise SystemExit(9)"))
+    command = shlex.join(command_line(fleet, "gc", "--yes"))
+    done = subprocess.run(["bash", "-c", f"trap '' CHLD; exec {command}"], capture_output=True, text=True, check=False)
+    assert done.returncode == 3, done.stderr
+    assert "ended with exit code 9" in done.stderr
 
 
 def test_a_hook_that_fails_refuses_the_command_and_its_output_is_shown(tmp_path: Path) -> None:

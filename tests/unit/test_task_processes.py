@@ -1,6 +1,6 @@
 """Processes that run tasks for a command: what they are sent, what ends them, and what happens when one is lost.
 
-The work is always a function of the standard library, which other processes can import.
+They are forked from a process with threads, which commands never do, so the work is always something without locks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,19 @@ import pytest
 
 from cutline.fleet.progress import Silent
 from cutline.spark import on_demand, task_processes
+from cutline.spark.amount import Amount
 from cutline.spark.driver_session import DriverSession, cancel_jobs
-from cutline.spark.spark_jobs import Dealing, JobCancelledError, run_tasks
-from cutline.spark.task_processes import InDriver, Lane, ProcessLostError, TaskProcess, new_job, start_processes
+from cutline.spark.spark_jobs import Dealing, JobCancelledError, NodeShares, run_tasks
+from cutline.spark.task_processes import (
+    InDriver,
+    Lane,
+    ProcessLostError,
+    TaskProcess,
+    end_processes,
+    new_job,
+    start_processes,
+)
+from cutline.spark.task_progress import tell_read
 from cutline.storage import waits
 
 SECONDS_MAX = 20.0
@@ -147,14 +157,22 @@ def test_threads_and_processes_share_the_lanes(process: TaskProcess) -> None:
     assert set(pids) == {os.getpid(), process.pid}
 
 
-def test_a_job_with_a_watch_runs_here(process: TaskProcess) -> None:
-    class Watch:
-        def on_silence(self, _: object) -> Any:
-            return nullcontext()
+def test_what_a_task_has_read_is_told_here(process: TaskProcess) -> None:
+    told: list[tuple[object, int]] = []
+    tasks = [3, 4]
+    process.run(new_job(), Lane(tell_read, tasks, None), lambda task, size_bytes: told.append((task, size_bytes)))
+    assert told == [(3, 3), (4, 4)]
+    # A job passes it to the progress of its nodes.
+    told.clear()
+
+    class Shares(NodeShares[int]):
+        def read(self, task: int, size_bytes: int) -> None:
+            told.append((task, size_bytes))
 
     session: Any = DriverSession(not_started, 2, processes=[process])
-    pids = run_tasks(session, eval, ["__import__('os').getpid()"] * 8, Silent(), ALONE, Watch())
-    assert set(pids) == {os.getpid()}
+    shares = Shares.of_tasks(Silent(), range(1, 41), lambda _: "s1", lambda task: task)
+    run_tasks(session, tell_read, range(1, 41), shares, ALONE)
+    assert sorted(told) == [(task, task) for task in range(1, 41)]
 
 
 def test_a_cancelled_job_ends_the_process_at_once(process: TaskProcess, tmp_path: Path) -> None:
@@ -261,6 +279,34 @@ def test_a_process_has_only_its_own_files(tmp_path: Path) -> None:
         process.close()
 
 
+def test_processes_that_can_not_be_ended_are_waited_for_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "waiting"
+    file.touch()
+    processes = start_processes(3)
+    wait = WAIT.format(str(file))
+
+    def run(process: TaskProcess) -> None:
+        with suppress(ProcessLostError):
+            run_one(process, exec, wait)
+
+    running = [threading.Thread(target=run, args=[process]) for process in processes]
+    for thread in running:
+        thread.start()
+    wait_until(lambda: all(process._lock.locked() for process in processes))
+    monkeypatch.setattr(task_processes, "END_SECONDS_MAX", 1.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(TaskProcess, "kill", lambda _: None)
+        began = time.monotonic()
+        end_processes(processes)
+        assert 1.0 <= time.monotonic() - began < 2.0
+    file.unlink()
+    end_processes(processes)
+    for thread in running:
+        thread.join()
+
+
 def in_a_command(program: str) -> str:
     """What a program prints that has the threads of a command."""
     begin = "from cutline.cli.process.stopping import nudge_until_handled\nnudge_until_handled()\n"
@@ -279,23 +325,82 @@ def test_only_a_process_without_other_threads_is_forked() -> None:
     assert in_a_command(program).split() == ["True", "False"]
 
 
+def test_a_process_ends_as_usual_if_the_system_waits_for_it() -> None:
+    """If SIGCHLD is ignored, as by the program that started this one, waitpid() finds nothing."""
+    program = (
+        "import signal\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "import os, time\n"
+        "from cutline.spark.task_processes import Lane, ProcessLostError, TaskProcess, new_job\n"
+        "process, killed = TaskProcess(), TaskProcess()\n"
+        "print(process.run(new_job(), Lane(abs, [-1], None)))\n"
+        "os.kill(killed.pid, signal.SIGKILL)\n"
+        "while os.path.exists(f'/proc/{killed.pid}'):\n"
+        "    time.sleep(0.01)\n"
+        "try:\n"
+        "    killed.run(new_job(), Lane(abs, [-1], None))\n"
+        "except ProcessLostError:\n"
+        "    print('lost')\n"
+        "process.close()\n"
+        "killed.close()\n"
+        "print('closed')\n"
+    )
+    assert in_a_command(program).splitlines() == ["[1]", "lost", "closed"]
+
+
+def test_an_interrupt_at_the_fork_ends_only_the_new_process() -> None:
+    program = (
+        "import _thread, os\n"
+        "from cutline.spark.task_processes import TaskProcess\n"
+        "os.register_at_fork(after_in_child=_thread.interrupt_main)\n"
+        "try:\n"
+        "    process = TaskProcess()\n"
+        "    process.close()\n"
+        "finally:\n"
+        "    print('cleaned up', flush=True)\n"
+    )
+    assert in_a_command(program).splitlines() == ["cleaned up"]
+
+
+LIMITED = '[limits]\nstore = "10MB/s"\n'
+
+
 @pytest.mark.parametrize(
-    ("rows", "command", "master", "expected"),
+    ("amount", "master", "more", "expected"),
     [
-        (2 * on_demand.ROWS_PER_PROCESS, "check", "local[4]", 2),
-        (2 * on_demand.ROWS_PER_PROCESS - 2, "check", "local[4]", 1),
-        (on_demand.ROWS_PER_PROCESS - 1, "check", "local[4]", 0),
-        (2 * on_demand.ROWS_PER_PROCESS, "check", "local[2]", 1),
-        (2 * on_demand.ROWS_PER_PROCESS, "create", "local[4]", 0),
+        (Amount(0, rows=2 * on_demand.ROWS_PER_PROCESS), "local[4]", "", 2),
+        (Amount(0, rows=2 * on_demand.ROWS_PER_PROCESS - 1), "local[4]", "", 1),
+        (Amount(2 * on_demand.PAGE_BYTES_PER_PROCESS, rows=1), "local[4]", "", 2),
+        (Amount(on_demand.PAGE_BYTES_PER_PROCESS - 1), "local[4]", "", 0),
+        (Amount(0, rows=2 * on_demand.ROWS_PER_PROCESS), "local[2]", "", 1),
+        (Amount(0, rows=2 * on_demand.ROWS_PER_PROCESS), "local[4]", LIMITED, 0),
     ],
 )
-def test_processes_run_tasks_if_there_are_enough_rows(
-    tmp_path: Path, rows: int, command: str, master: str, expected: int
+def test_processes_run_tasks_if_there_is_enough_to_do(
+    tmp_path: Path, amount: Amount, master: str, more: str, expected: int
 ) -> None:
+    begin = f"spark.begin(ExecutorNeeds(fleet.store), Silent(), {amount!r})"
+    assert in_block(tmp_path, master, more, begin, "len(spark.session().processes)") == [str(expected)]
+
+
+@pytest.mark.parametrize(("master", "expected"), [("local[4]", "3"), ("local", "0"), ("local-cluster[2,1,1024]", "0")])
+def test_processes_are_forked_for_cores_of_this_machine(tmp_path: Path, master: str, expected: str) -> None:
+    assert in_block(tmp_path, master, "", "pass", "len(processes)") == [expected]
+
+
+def test_processes_end_when_spark_begins(tmp_path: Path) -> None:
+    begin = (
+        "SparkOnDemand._begin = lambda _: None\n        spark.begin(ExecutorNeeds(fleet.store), Silent(), Amount(None))"
+    )
+    assert in_block(tmp_path, "local[4]", "", begin, "count_running()") == ["0"]
+
+
+def in_block(tmp_path: Path, master: str, more: str, work: str, shown: str) -> list[str]:
+    """What a program of the same threads as a command shows, after it has done the work in a session's block."""
     file = tmp_path / "fleet.toml"
     file.write_text(
         f'name = "f"\nstore = "file://{tmp_path}/store"\n[[node]]\nid = "s1"\ndsn = "dbname=bank"\n'
-        f'[spark]\nmaster = "{master}"\n'
+        f'[spark]\nmaster = "{master}"\n{more}'
     )
     program = (
         "import os\n"
@@ -304,16 +409,14 @@ def test_processes_run_tasks_if_there_are_enough_rows(
         "from cutline.fleet.progress import Silent\n"
         "from cutline.spark.amount import Amount\n"
         "from cutline.spark.needs import ExecutorNeeds\n"
-        "from cutline.spark.on_demand import SparkOnDemand\n"
+        "from cutline.spark.on_demand import SparkOnDemand, task_processes\n"
+        "def count_running():\n"
+        "    return len(Path('/proc/self/task', str(os.getpid()), 'children').read_text().split())\n"
         f"fleet = load_fleet(Path({str(file)!r}))\n"
-        f"with SparkOnDemand(fleet, 'test', in_processes={command == 'check'}) as spark:\n"
-        "    for _ in range(2):\n"
-        f"        spark.begin(ExecutorNeeds(fleet.store), Silent(), Amount(0, rows={rows // 2}))\n"
-        "    print(len(spark.session().processes))\n"
-        # All have ended.
-        "try:\n"
-        "    os.waitpid(-1, os.WNOHANG)\n"
-        "except ChildProcessError:\n"
-        "    print('none')\n"
+        "with task_processes(fleet, are_wanted=True) as processes:\n"
+        "    with SparkOnDemand(fleet, 'test', processes=processes) as spark:\n"
+        f"        {work}\n"
+        f"        print({shown})\n"
+        "assert count_running() == 0\n"
     )
-    assert in_a_command(program).split() == [str(expected), "none"]
+    return in_a_command(program).split()

@@ -2,8 +2,8 @@
 
 If a network drops packets or a server process is suspended, a connection gets neither an answer nor an error, and
 waiting for it would never end. The watch sends each node a trivial query in a separate session; a node that is only
-slow answers it. The watch shuts down this process's connections to a silent node. Spark tasks have their own
-connections: the caller cancels their jobs through `Watch.on_silence`.
+slow answers it. The watch shuts down this process's connections to a silent node. Tasks in other processes
+have their own connections: the caller cancels their jobs through `Watch.on_silence`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,25 +31,28 @@ SHUFFLED_ROWS_MAX = 1_000_000
 # Tasks release Python's lock in short calls. With Python's default, 5 ms, a thread waits for the lock longer than its
 # call took: on two cores, a check of four million rows took 8 % more time.
 SWITCH_SECONDS = 0.0001
-# For so many rows, or so many bytes in pages of tables, a process takes the place of a thread. On two cores, a check
+# For every 500,000 rows, or 128 MiB of pages of tables, a process takes the place of a thread. On two cores, a check
 # of 4.7 million rows and changes took 5.4 s instead of 6.6 s, one of 1.4 million 2.7 s instead of 2.9 s, and one of
-# 350,000 as long as without. A copy of 1.2 GB took 9.0 s instead of 10.2 s.
+# 350,000 as long as without; a copy of 1.2 GB took 9.0 s instead of 10.2 s.
 ROWS_PER_PROCESS, PAGE_BYTES_PER_PROCESS = 500_000, 128 << 20
 
 
 @contextmanager
-def task_processes(fleet: Fleet, *, are_wanted: bool) -> Iterator[Sequence[TaskProcess]]:
+def forked_processes(fleet: Fleet, *, are_wanted: bool, store: bool) -> Iterator[Sequence[TaskProcess]]:
     """Fork processes for a SparkOnDemand in the block, unless they can't be used; end them with the block.
 
-    To be called before this process starts a thread, so before it opens a store (spark/task_processes.py).
+    `store` says whether tasks store objects. To be called before this process starts a thread, so before it opens a
+    store (spark/task_processes.py).
     """
-    store, processes = fleet.store, list[TaskProcess]()
     # With a limit on storing, a process would get a share of it, and the command would still use all of it.
-    are_usable = is_for_command(Amount(0), fleet.spark_master, store) and store.bytes_per_second is None
-    if are_wanted and are_usable and can_fork():
-        if store.url.partition("://")[0] in S3_PROTOCOLS:
+    is_limited = store and fleet.store.bytes_per_second is not None
+    processes: list[TaskProcess] = []
+    if are_wanted and not is_limited and is_for_command(Amount(0), fleet.spark_master, fleet.store) and can_fork():
+        if fleet.store.url.partition("://")[0] in S3_PROTOCOLS:
             # Otherwise every process would import it, which takes 0.5 s.
             import_module("cutline.storage.s3")
+        # A collection writes to all objects, and so would copy the memory that the processes share.
+        gc.freeze()
         processes = start_processes(_cores_of(fleet) - 1)
     try:
         yield processes
@@ -97,7 +101,6 @@ class SparkOnDemand:
         self.is_small = self._start is None and is_for_command(self._amount, fleet.spark_master, fleet.store)
         if self.is_small:
             return
-        end_processes(self._processes)
         start = self._begin()
         if self._is_checked or not self._has_executors:
             return
@@ -129,6 +132,8 @@ class SparkOnDemand:
         if self._start is None:
             from cutline.spark.start import start_spark
 
+            # From now on, tasks run in Spark.
+            end_processes(self._processes)
             self._start = start_spark(self._fleet, self._name, is_brief=is_brief)
         return self._start
 
@@ -139,7 +144,12 @@ class SparkOnDemand:
         self, error: type[BaseException] | None, value: BaseException | None, _trace: TracebackType | None
     ) -> None:
         sys.setswitchinterval(self._switch_seconds)
-        end_processes(self._processes)
+        try:
+            end_processes(self._processes)
+        except KeyboardInterrupt:
+            # Otherwise the result is still to be shown. The processes end with this one.
+            if error is not None or self._goes_on:
+                raise
         if self._is_checked:
             from cutline.columns.python_workers import set_first_work
 

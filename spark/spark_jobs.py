@@ -7,7 +7,7 @@ other.
 An accumulator of the Spark context tells the driver which lanes have finished, and with which problems. A lane that
 Spark runs twice counts once.
 
-With little work, the lanes run in threads of the driver instead (spark/driver_session.py).
+With little work, the lanes run in threads and processes of the driver instead (spark/driver_session.py).
 """
 
 from __future__ import annotations
@@ -364,11 +364,16 @@ def _spread(numbers: Sequence[int], sizes: Sequence[int], count: int) -> list[li
 
 
 Report = TypeVar("Report")
+Done = TypeVar("Done")
 ProblemOf: TypeAlias = Callable[[Report], ErrorReport | None]
 POLL_SECONDS = 0.3
 END_POLL_SECONDS, END_SECONDS_MAX = 0.1, 10.0
 # Spark's message about jobs that were cancelled.
 CANCELLED = "cancellation of all jobs"
+PROCESS_LOST = (
+    "a process of this command was killed, perhaps because memory ran out: its tasks run in the command, which takes"
+    " longer"
+)
 # 20,000 base-object tasks take about 50 MB in the driver; at 64 MB each, such a job reads over 1 TB.
 TASKS_PER_JOB_MAX = 20_000
 
@@ -473,6 +478,7 @@ def run_tasks(
                 followed,
                 progress.read if isinstance(progress, NodeShares) else None,
                 problem_of,
+                shown.note,
             ),
             spark.at_once(dealing.per_core if dealing else 1),
             count,
@@ -521,7 +527,7 @@ class _DriverLanes(Generic[Task, Report]):
     """The lanes of a job in the driver, which its threads take one after the other.
 
     A thread does the work itself, `followed`, or leaves it to a process; then `read` is called with a task and the
-    bytes that it has read.
+    bytes that it has read. `note` is told of a process that was lost.
     """
 
     def __init__(
@@ -531,10 +537,11 @@ class _DriverLanes(Generic[Task, Report]):
         followed: Callable[[Task], Report],
         read: Callable[[Task, int], None] | None,
         problem_of: ProblemOf[Report] | None,
+        note: Callable[[str], None],
     ) -> None:
         self.futures = [Future[list[Report]]() for _ in lanes]
         self._left = deque(enumerate(lanes))
-        self._work, self._followed, self._read, self._problem_of = work, followed, read, problem_of
+        self._work, self._followed, self._read, self._problem_of, self._note = work, followed, read, problem_of, note
         self._job = new_job()
         self._stops: set[Callable[[], None]] = set()
         self._is_stopped = threading.Event()
@@ -568,22 +575,38 @@ class _DriverLanes(Generic[Task, Report]):
             self._stops.update(ends)
             try:
                 return _until_problem(
-                    partial(_unless_stopped, self._is_stopped, self._followed), lane, self._problem_of
+                    lambda task: self._unless_stopped(partial(self._followed, task)), lane, self._problem_of
                 )
             finally:
                 self._stops.difference_update(ends)
 
     def _run_in(self, process: TaskProcess, lane: Sequence[Task]) -> list[Report]:
-        self._stops.add(process.kill)
+        stop, was_lost = partial(process.stop, self._job), process.is_lost
+        self._stops.add(stop)
         try:
-            if not self._is_stopped.is_set():
-                return process.run(self._job, Lane(self._work, lane, self._problem_of), self._read)
+            run = partial(process.run, self._job, Lane(self._work, lane, self._problem_of), self._read)
+            return self._unless_stopped(run)
         except ProcessLostError:
-            # Unless the job was stopped, another process may have needed the memory.
-            pass
+            if process.is_lost and not was_lost:
+                self._note(PROCESS_LOST)
         finally:
-            self._stops.discard(process.kill)
+            self._stops.discard(stop)
         return self._run(lane)
+
+    def _unless_stopped(self, work: Callable[[], Done]) -> Done:
+        """Return what `work` returns; raise JobCancelledError if the job is stopped before or during it."""
+        if self._is_stopped.is_set():
+            raise JobCancelledError(CANCELLED)
+        try:
+            result = work()
+        except Exception as error:
+            if self._is_stopped.is_set():
+                raise JobCancelledError(CANCELLED) from error
+            raise
+        # The end of a connection may be what the result is about.
+        if self._is_stopped.is_set():
+            raise JobCancelledError(CANCELLED)
+        return result
 
 
 def _run_in_driver(
@@ -636,21 +659,6 @@ def _await_ended(threads: Iterable[threading.Thread], stop: Callable[[], None]) 
             if not thread.is_alive() or time.monotonic() > deadline:
                 break
             thread.join(END_POLL_SECONDS)
-
-
-def _unless_stopped(is_stopped: threading.Event, work: Callable[[Task], Report], task: Task) -> Report:
-    if is_stopped.is_set():
-        raise JobCancelledError(CANCELLED)
-    try:
-        report = work(task)
-    except Exception as error:
-        if is_stopped.is_set():
-            raise JobCancelledError(CANCELLED) from error
-        raise
-    # The end of a connection may be what the report is about.
-    if is_stopped.is_set():
-        raise JobCancelledError(CANCELLED)
-    return report
 
 
 def run_many(

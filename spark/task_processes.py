@@ -1,48 +1,50 @@
 """Processes that run the tasks of jobs for a command that does without Spark.
 
-Python's lock lets only one thread of a process compute at a time, except in long calls of libraries. Tasks that check
-rows make short calls: on two cores, two threads read WAL archives in the same time as one, and processes keep all cores
-busy.
+Python's lock lets only one thread of a process compute at a time, except in long calls of libraries. Tasks that read,
+check and write rows make short calls: on two cores, two threads read WAL archives in the same time as one, and
+processes keep all cores busy.
 
 A process is forked, so it has all modules at once: importing them takes 0.7 s. A process with threads can't be forked
 safely: another thread may hold a lock at that moment, and no thread of the new process will release it. So commands
 fork before they start a thread (`can_fork`).
 
-A process takes lanes of tasks through a pipe, one at a time, as Spark's workers do. It ends with the pipe, in the
-middle of a task if need be.
+A process takes lanes of tasks through a pipe, one at a time, as Spark's workers do. If the lane is stopped, its task
+ends as in a thread of the command, and cleans up. The process ends with the pipe, in the middle of a task if need be.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
+import io
 import itertools
 import os
 import pickle
 import select
 import signal
+import struct
 import sys
 import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn, TypeVar
+from typing import IO, Any, NamedTuple, NoReturn
 
+from cutline.nodes.open_sessions import stoppable_sessions
 from cutline.spark.task_progress import following
+from cutline.storage.store import stoppable_requests
 from cutline.storage.waits import listening, tell
-
-Task = TypeVar("Task")
-Report = TypeVar("Report")
 
 END_SECONDS_MAX = 5.0
 # The files that a process has open, by number.
 OPEN_FILES = Path("/proc/self/fd")
 # Wakes the main thread for signals, and holds no lock (cli/process/stopping.py).
 HARMLESS_THREADS = frozenset({"MainThread", "nudge"})
+# How a job's number is sent to be stopped.
+JOB = struct.Struct("q")
 _jobs = itertools.count()
 
 
@@ -57,7 +59,7 @@ class InDriver:
 
 
 class ProcessLostError(Exception):
-    """The process has ended, or never began; the tasks can be run elsewhere."""
+    """The process has ended, or can't be sent the tasks; they can be run elsewhere."""
 
 
 class Lane(NamedTuple):
@@ -72,7 +74,7 @@ class LaneResult(NamedTuple):
     """The reports of a lane, or what a task raised."""
 
     reports: list[Any]
-    error: BaseException | None = None
+    error: Exception | None = None
 
 
 class TaskProcess:
@@ -83,23 +85,25 @@ class TaskProcess:
         with contextlib.ExitStack() as opened:
             child_requests, requests = _open_pipe(opened)
             answers, child_answers = _open_pipe(opened)
+            child_stops, stops = _open_pipe(opened)
             command = os.getpid()
             try:
                 with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
                     # From 3.12 on, Python warns of every thread, among them that of the allocator, which handles forks.
                     self.pid = os.fork()
                 if not self.pid:
-                    _be_process(child_requests, child_answers)
+                    _be_process(child_requests, child_answers, child_stops)
             finally:
                 # An interrupt may come before _be_process: the command must not clean up in both processes.
                 if os.getpid() != command:
                     os._exit(1)
-            child_requests.close()
-            child_answers.close()
+            for pipe in (child_requests, child_answers, child_stops):
+                pipe.close()
             opened.pop_all()
-        self._requests, self._answers = requests, answers
+        self._requests, self._answers, self._stops = requests, answers, stops
+        os.set_blocking(stops.fileno(), False)
         self._lock, self._ending = threading.Lock(), threading.Lock()
-        self._has_ended = False
+        self._has_ended = self.is_lost = False
         self._job = -1
         # By id, which no other value can get as long as this one is kept.
         self._sent: dict[int, InDriver] = {}
@@ -107,31 +111,57 @@ class TaskProcess:
     def run(self, job: int, lane: Lane, read: Callable[[Any, int], None] | None = None) -> list[Any]:
         """Return the reports on the lane's tasks. Values that tasks share (InDriver) are sent once for each `job`.
 
-        `read` is called with a task and the bytes that it tells it has read (`tell_read`).
+        `read` is called with a task and the bytes that it has read (`tell_read`).
 
         Raises what a task raises, and ProcessLostError.
         """
         with self._lock:
-            if job != self._job:
-                self._job = job
-                self._sent.clear()
-            try:
-                pickle.dump(job, self._requests, pickle.HIGHEST_PROTOCOL)
-                _Sender(self._requests, self._sent).dump(lane)
-                self._requests.flush()
-                while not isinstance(answer := pickle.load(self._answers), LaneResult):
-                    if isinstance(answer, str):
-                        tell(answer)
-                    elif read:
-                        index, size_bytes = answer
-                        read(lane.tasks[index], size_bytes)
-            except Exception as lost:
-                # After a lane that can't be pickled, or an answer that can't be read, the pipes are useless.
-                self.kill()
-                raise ProcessLostError from lost
+            self._send(job, lane)
+            while not isinstance(answer := self._receive(), LaneResult):
+                if isinstance(answer, str):
+                    tell(answer)
+                elif read:
+                    index, size_bytes = answer
+                    read(lane.tasks[index], size_bytes)
         if answer.error is not None:
             raise answer.error
         return answer.reports
+
+    def _send(self, job: int, lane: Lane) -> None:
+        if job != self._job:
+            self._job = job
+            self._sent.clear()
+        # Only what was sent as a whole counts.
+        sent, pickled = dict(self._sent), io.BytesIO()
+        try:
+            pickle.dump(job, pickled, pickle.HIGHEST_PROTOCOL)
+            _Sender(pickled, sent).dump(lane)
+        except Exception as error:
+            raise ProcessLostError from error
+        try:
+            self._requests.write(pickled.getbuffer())
+            self._requests.flush()
+        except (OSError, ValueError) as error:
+            raise self._lost() from error
+        self._sent = sent
+
+    def _receive(self) -> Any:
+        try:
+            return pickle.load(self._answers)
+        except Exception as error:
+            raise self._lost() from error
+
+    def _lost(self) -> ProcessLostError:
+        """End the process, whose pipes are useless from now on."""
+        self.kill()
+        self.is_lost = True
+        return ProcessLostError()
+
+    def stop(self, job: int) -> None:
+        """End the sessions and requests of the job's lane, if it runs. May be called from any thread, and again."""
+        # If the pipe is full, the process has been told often enough; if it has ended, there is nothing to stop.
+        with contextlib.suppress(OSError, ValueError):
+            os.write(self._stops.fileno(), JOB.pack(job))
 
     def kill(self) -> None:
         """End the process at once. May be called from any thread, and again."""
@@ -159,7 +189,7 @@ class TaskProcess:
                     with contextlib.suppress(ChildProcessError):
                         os.waitpid(self.pid, 0)
                     self._has_ended = True
-            for pipe in (self._requests, self._answers):
+            for pipe in (self._requests, self._answers, self._stops):
                 with contextlib.suppress(OSError):
                     pipe.close()
 
@@ -173,8 +203,6 @@ def can_fork() -> bool:
 def start_processes(count: int) -> list[TaskProcess]:
     """Start `count` processes, or as many as the machine can."""
     processes: list[TaskProcess] = []
-    # A collection writes to all objects, and so would copy the memory that the processes share.
-    gc.freeze()
     with contextlib.suppress(OSError):
         processes += (TaskProcess() for _ in range(count))
     return processes
@@ -225,7 +253,38 @@ class _Receiver(pickle.Unpickler):
         return self._known[number]
 
 
-def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+class _Running:
+    """The lane that runs, if any. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._job: int | None = None
+        self._ends: tuple[Callable[[], None], ...] = ()
+        self.is_stopped = False
+
+    @contextlib.contextmanager
+    def lane(self, job: int) -> Iterator[None]:
+        """Let `stop` end the sessions and requests that this thread opens in the block."""
+        with stoppable_requests() as end_requests, stoppable_sessions() as end_sessions:
+            with self._lock:
+                self._job, self._ends, self.is_stopped = job, (end_requests, end_sessions), False
+            try:
+                yield
+            finally:
+                with self._lock:
+                    self._job = None
+
+    def stop(self, job: int) -> None:
+        """Let no more task of the job's lane begin, and end the sessions and requests of the task that runs."""
+        with self._lock:
+            if job != self._job:
+                return
+            self.is_stopped = True
+            for end in self._ends:
+                end()
+
+
+def _serve(requests: IO[bytes], answers: IO[bytes], running: _Running) -> None:
     """Run lanes until the pipe ends.
 
     The answer to a lane is its LaneResult. Before it come texts for the operator (str), and the index of a task with
@@ -251,10 +310,12 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
                 known.clear()
                 of_job = job
             lane: Lane = _Receiver(requests, known).load()
-            answer(_run(lane, answer))
+            with running.lane(job):
+                result = _run(lane, answer, running)
+            answer(result)
 
 
-def _run(lane: Lane, answer: Callable[[object], None]) -> LaneResult:
+def _run(lane: Lane, answer: Callable[[object], None], running: _Running) -> LaneResult:
     def tell_of(index: int, size_bytes: int) -> None:
         answer((index, size_bytes))
 
@@ -263,12 +324,22 @@ def _run(lane: Lane, answer: Callable[[object], None]) -> LaneResult:
         for index, task in enumerate(lane.tasks):
             with following(partial(tell_of, index)):
                 reports.append(lane.work(task))
-            if lane.is_last and lane.is_last(reports[-1]):
+            if running.is_stopped or (lane.is_last and lane.is_last(reports[-1])):
                 break
     except Exception as error:  # noqa: BLE001  # raised in the other process
-        error.add_note(traceback.format_exc())
-        return LaneResult([], error)
+        return LaneResult([], _sendable(error))
     return LaneResult(reports)
+
+
+def _sendable(error: Exception) -> Exception:
+    """Return the error, or if it can't be pickled, another with its text."""
+    text = traceback.format_exc()
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001  # whatever its class raises
+        return RuntimeError(text)
+    error.add_note(text)
+    return error
 
 
 def _open_pipe(opened: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:
@@ -276,7 +347,7 @@ def _open_pipe(opened: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:
     return opened.enter_context(os.fdopen(reading, "rb")), opened.enter_context(os.fdopen(writing, "wb"))
 
 
-def _be_process(requests: IO[bytes], answers: IO[bytes]) -> NoReturn:
+def _be_process(requests: IO[bytes], answers: IO[bytes], stops: IO[bytes]) -> NoReturn:
     """Run lanes in this process, which was just forked, and end it."""
     try:
         # Ctrl-C and the end of a terminal reach only the other process, which then ends this one.
@@ -284,9 +355,10 @@ def _be_process(requests: IO[bytes], answers: IO[bytes]) -> NoReturn:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGURG):
             signal.signal(number, signal.SIG_DFL)
-        _close_files(requests.fileno(), answers.fileno())
-        _end_with_pipe(requests)
-        _serve(requests, answers)
+        _close_files(requests.fileno(), answers.fileno(), stops.fileno())
+        running = _Running()
+        threading.Thread(target=_follow, args=(requests, stops, running), name="end", daemon=True).start()
+        _serve(requests, answers, running)
         os._exit(0)
     finally:
         # The command's frames are on this stack, too: nothing of them must run here.
@@ -307,13 +379,12 @@ def _close_files(*kept: int) -> None:
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115  # until the end
 
 
-def _end_with_pipe(requests: IO[bytes]) -> None:
-    """End this process when the other end of `requests` is closed, even while a task runs."""
-    ended = select.poll()
-    ended.register(requests, 0)
-
-    def wait() -> None:
-        ended.poll()
-        os._exit(0)
-
-    threading.Thread(target=wait, name="end", daemon=True).start()
+def _follow(requests: IO[bytes], stops: IO[bytes], running: _Running) -> None:
+    """End this process when the other end of `requests` is closed, even while a task runs; stop the lane if told to."""
+    told = select.poll()
+    told.register(requests, 0)
+    told.register(stops, select.POLLIN)
+    # Both pipes are closed together, and either may be first.
+    while requests.fileno() not in dict(told.poll()) and (job := os.read(stops.fileno(), JOB.size)):
+        running.stop(*JOB.unpack(job))
+    os._exit(0)

@@ -1,4 +1,4 @@
-"""How far a task has come before it ends. Only tasks in the driver can say so: an executor reports a task's end."""
+"""How far a task has come before it ends. Tasks in executors can't say so."""
 
 from __future__ import annotations
 

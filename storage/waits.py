@@ -1,8 +1,9 @@
 """Report waits for a failing store to the operator, and cut them short when the command is stopped.
 
 A failed request is repeated for minutes (storage/s3_retries.py), in any thread. The driver reports this to the
-operator. A task's process writes its reports to a file named in its environment, which the driver reads (`pass_on`); on
-another machine it writes them to the executor's log.
+operator. A Spark task's process writes its reports to a file named in its environment, which the driver reads
+(`pass_on`); on another machine it writes them to the executor's log. A process of the command
+(spark/task_processes.py) sends them.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ from cutline.snapshots.listing.name_templates import newest_name
 from cutline.snapshots.records.chain import RenewalGap
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, ONE_COPY, CheckedPoint, CheckResult
 from cutline.snapshots.records.proven_chains import point_label
-from cutline.spark.on_demand import SparkOnDemand, task_processes
+from cutline.spark.on_demand import SparkOnDemand, forked_processes
 from cutline.spark.task_processes import TaskProcess
 from cutline.storage.errors import UsageError
 
@@ -245,7 +245,7 @@ def check(
         check_request(request, restorable=restorable)
         fleet = command_context(context).load_fleet()
         with (
-            task_processes(fleet, are_wanted=not metadata_only) as processes,
+            forked_processes(fleet, are_wanted=not metadata_only, store=False) as processes,
             leaving_metrics(context, fleet, "check", metrics),
         ):
             request = replace(request, name=newest_name(fleet, name) if name is not None else None)

@@ -32,7 +32,7 @@ from cutline.snapshots.create.restore_point import create_restore_point, preview
 from cutline.snapshots.listing.name_templates import full_name, new_name, newest_name
 from cutline.snapshots.records.commit import Commit, FullSnapshot
 from cutline.snapshots.records.proven_chains import read_commit
-from cutline.spark.on_demand import SparkOnDemand, task_processes
+from cutline.spark.on_demand import SparkOnDemand, forked_processes
 from cutline.spark.task_processes import TaskProcess
 from cutline.storage.errors import IndeterminateError, SnapshotError, UsageError
 
@@ -134,7 +134,7 @@ def create(
     if large_objects is None and not (incremental or only_cut):
         request = replace(request, large_objects=fleet.with_large_objects)
     with (
-        task_processes(fleet, are_wanted=not (dry_run or only_cut)) as processes,
+        forked_processes(fleet, are_wanted=not (dry_run or only_cut), store=True) as processes,
         leaving_metrics(context, fleet, "create", metrics, is_dry=dry_run),
     ):
         choose = newest_name if incremental else new_name if only_cut else full_name

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import psycopg
@@ -16,7 +14,6 @@ from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.records.commit import Commit
 from cutline.snapshots.records.proven_chains import read_chain
-from cutline.spark.task_processes import end_processes, start_processes
 from tests.commands.snapshot_runs import (
     Ready,
 )
@@ -63,15 +60,6 @@ class Network:
     def working_in_driver(self) -> Network:
         """The same, with commands whose tasks run in threads of this process."""
         return replace(self, spark=Ready(in_driver(self.spark.session())))
-
-    @contextmanager
-    def working_in_processes(self) -> Iterator[Network]:
-        """The same, with commands that leave all tasks but those of one thread to processes."""
-        processes = start_processes(2)
-        try:
-            yield replace(self, spark=Ready(in_driver(self.spark.session(), processes)))
-        finally:
-            end_processes(processes)
 
     def numbers(self, name: str) -> list[int]:
         """Return the numbers of a chain's commits."""

@@ -20,35 +20,14 @@ import pytest
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
 from cutline.fleet.crash_points import CrashPoint
+from tests.commands.in_processes import COMMAND, IN_PROCESSES, ROOT
 from tests.commands.snapshot_runs import run_command, slots_of, sorted_copies
 from tests.integration.own_database import own_database, restore_target
 from tests.integration.refusing import execute
 from tests.s3.server import S3Server
 
-ROOT = Path(__file__).parents[2]
-DATABASE = "forked"
+DATABASE, TWO_CORES = "forked", '[spark]\nmaster = "local[2]"\n'
 SEEN_SECONDS_MAX, END_SECONDS_MAX = 60.0, 20.0
-# Runs the command with processes for the smallest of tables, in tasks of eight pages, and prints what a process did.
-PROGRAM = """
-import sys
-import cutline.spark.on_demand as on_demand
-import cutline.snapshots.base_copy.copy_tables as copy_tables
-from cutline.spark.task_processes import TaskProcess
-
-on_demand.ROWS_PER_PROCESS = on_demand.PAGE_BYTES_PER_PROCESS = 1
-copy_tables.TASK_PAGES = 8
-run_lane = TaskProcess.run
-
-
-def run(self, job, lane, read=None):
-    reports = run_lane(self, job, lane, read)
-    sys.stderr.write(f"a process ran {lane.work.__name__}\\n")
-    return reports
-
-
-TaskProcess.run = run
-"""
-COMMAND = "from cutline.cli.main import main\nmain()\n"
 # Stops itself before the first task. Sent any earlier, the signal that continues it would be lost.
 STOPPED = ("SIGSTOP", CrashPoint.SPARK_READY, "1", "--")
 STOPPED_COMMAND = "from tests.faults.signalled_command import main\nmain()\n"
@@ -57,7 +36,7 @@ STOPPED_COMMAND = "from tests.faults.signalled_command import main\nmain()\n"
 @pytest.fixture(params=["folder", "s3"])
 def fleet(shared_fleet: EmbeddedFleet, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Fleet]:
     """A database of its own with a table of many tasks, and its initialised store."""
-    with own_database(shared_fleet, tmp_path, DATABASE) as fleet:
+    with own_database(shared_fleet, tmp_path, DATABASE, TWO_CORES) as fleet:
         if request.param == "s3":
             s3: S3Server = request.getfixturevalue("s3")
             options = "".join(f"{name} = {json.dumps(value)}\n" for name, value in s3.options.items())
@@ -80,7 +59,7 @@ in_a_folder = pytest.mark.parametrize("fleet", ["folder"], indirect=True)
 
 def works_of_processes(fleet: Fleet, *words: str, code: int = 0) -> set[str]:
     """The functions that processes ran for the command, which must end with the exit code."""
-    program = [sys.executable, "-c", PROGRAM + COMMAND, "--fleet", str(fleet.path), "--json", *words]
+    program = [sys.executable, "-c", IN_PROCESSES + COMMAND, "--fleet", str(fleet.path), "--json", *words]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stdout
     return set(re.findall(r"a process ran (\w+)", done.stderr))
@@ -111,7 +90,7 @@ def test_a_create_and_a_check_leave_tasks_to_processes(fleet: Fleet) -> None:
 def copying(fleet: Fleet, name: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A create whose tasks wait for a lock as long as the block runs, and its processes."""
     words = ["--fleet", str(fleet.path), "--json", "create", name]
-    program = [sys.executable, "-c", PROGRAM + STOPPED_COMMAND, *STOPPED, *words]
+    program = [sys.executable, "-c", IN_PROCESSES + STOPPED_COMMAND, *STOPPED, *words]
     with (
         subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as command,
         psycopg.connect(fleet.nodes[0].dsn) as connection,
@@ -123,7 +102,7 @@ def copying(fleet: Fleet, name: str) -> Iterator[tuple[subprocess.Popen[str], li
         listed = [file.read_text().split() for file in Path(f"/proc/{command.pid}/task").glob("*/children")]
         # pg_dump is among them. Forked processes have the command's own line.
         lines = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for some in listed for pid in some}
-        yield command, [pid for pid, line in lines.items() if PROGRAM.encode() in line]
+        yield command, [pid for pid, line in lines.items() if IN_PROCESSES.encode() in line]
 
 
 def await_sessions(dsn: str, count: int) -> None:

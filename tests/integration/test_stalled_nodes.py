@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -38,6 +39,7 @@ from cutline.snapshots.records.commit import Commit
 from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
 from tests.commands.changing_fleet import absent_names
 from tests.commands.in_process import run_here
+from tests.commands.in_processes import BEGUN, COMMAND, IN_PROCESSES, ROOT
 from tests.commands.snapshot_runs import (
     Ready,
     Runs,
@@ -211,10 +213,38 @@ def test_a_stalled_full_create_ends_and_the_next_create_settles_it(
     assert len(settled) == 1, notes
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_copy_in_processes_ends_if_its_node_is_silent(network: Network) -> None:
-    with network.working_in_processes() as working:
-        assert_ends_in_time(network, PRIMARY, b"COPY (", lambda: working.create("stalled-processes", full=True))
+# As the fixture `impatient`.
+IMPATIENT = f"""
+import cutline.nodes.connections, cutline.nodes.watch, cutline.wal.drain.slots
+cutline.nodes.watch.PROBE_SECONDS, cutline.nodes.watch.ANSWER_SECONDS_MAX = 0.3, 1.0
+cutline.nodes.watch.SILENCE_SECONDS_MAX = {SILENCE_SECONDS}
+cutline.nodes.connections.CONNECT_SECONDS_MAX = cutline.wal.drain.slots.DROP_CONNECT_SECONDS_MAX = 2
+"""
+
+
+@pytest.mark.parametrize("node", [PRIMARY, STANDBY])
+def test_a_copy_in_processes_ends_if_its_node_is_silent(network: Network, node: str) -> None:
+    proxy, ended, name = network.proxies[node], threading.Event(), f"processes-{node}"
+    program = [sys.executable, "-c", IMPATIENT + IN_PROCESSES + COMMAND]
+    words = ["--fleet", str(network.proxied.path), "--json", "create", name]
+    proxy.stall_after = b"COPY ("
+    with ThreadPoolExecutor(1) as threads:
+        stalling = threads.submit(stalled_seconds, proxy, ended)
+        done = subprocess.run([*program, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+        ended.set()
+    assert 0 < stalling.result() < SILENCE_SECONDS + END_SECONDS_MAX
+    assert BEGUN in done.stderr
+    document = json.loads(done.stdout)
+    if node == STANDBY:
+        # The snapshot goes on without it; the processes copied the others' tables.
+        assert done.returncode == 0, document
+        assert [one["node"] for one in document["absent"]] == [STANDBY]
+        code, document = run_here(network.direct, "delete", name, "--yes")
+        assert code == 0, document
+    else:
+        assert done.returncode == UnreachableError.exit_code, document
+        assert document["message"].startswith(f"node {node}: "), document
+    network.assert_nothing_is_left()
     assert names_of_snapshots(network.direct) == ["chain"]
     network.create("chain", full=False)
 

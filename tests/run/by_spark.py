@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 import cutline.spark.amount
 import cutline.wal.drain.lags
 from cutline.spark.driver_session import DriverSession
-from cutline.spark.task_processes import TaskProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,12 +20,9 @@ def work_by_spark() -> None:
     cutline.spark.amount.PAGE_BYTES_MAX = -1
 
 
-def in_driver(spark: SparkSession, processes: Sequence[TaskProcess] = ()) -> SparkSession:
-    """Return a session that runs tasks in threads of this process, as small commands do; SQL runs on `spark`.
-
-    Each of the `processes` takes the place of a thread; at least one thread has none.
-    """
-    return cast("SparkSession", DriverSession(lambda: spark, max(2, len(processes) + 1), processes=processes))
+def in_driver(spark: SparkSession) -> SparkSession:
+    """Return a session that runs tasks in threads of this process, as small commands do; SQL runs on `spark`."""
+    return cast("SparkSession", DriverSession(lambda: spark, 2))
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from cutline.fleet.progress import Silent
 from cutline.spark import on_demand, task_processes
 from cutline.spark.amount import Amount
 from cutline.spark.driver_session import DriverSession, cancel_jobs
-from cutline.spark.spark_jobs import Dealing, JobCancelledError, NodeShares, run_tasks
+from cutline.spark.spark_jobs import PROCESS_LOST, Dealing, JobCancelledError, NodeShares, run_tasks
 from cutline.spark.task_processes import (
     InDriver,
     Lane,
@@ -90,6 +90,12 @@ def test_what_a_task_raises_is_raised_here_and_the_process_goes_on(process: Task
     assert run_one(process, math.sqrt, 4) == [2]
 
 
+def test_an_error_that_can_not_be_sent_is_raised_as_its_text(process: TaskProcess) -> None:
+    with pytest.raises(RuntimeError, match="RequestStoppedError"):
+        run_one(process, exec, "from cutline.storage.store import RequestStoppedError\nraise RequestStoppedError")
+    assert run_one(process, math.sqrt, 4) == [2]
+
+
 def test_what_a_task_prints_is_no_answer(process: TaskProcess) -> None:
     assert run_one(process, print, "a" * 100_000) == [None]
     assert run_one(process, math.sqrt, 4) == [2]
@@ -144,10 +150,14 @@ def test_tasks_that_can_not_be_sent_run_here(process: TaskProcess) -> None:
     def work(number: int) -> int:
         return number + 1
 
+    shared = InDriver(7)
     with pytest.raises(ProcessLostError):
-        run_one(process, work, 4)
+        process.run(0, Lane(work, [shared], None))
+    # The process goes on, and gets the value that it was not sent.
+    assert process.run(0, Lane(operator.attrgetter("value"), [shared], None)) == [7]
     session: Any = DriverSession(not_started, 2, processes=[process])
     assert run_tasks(session, work, range(40), Silent(), ALONE) == list(range(1, 41))
+    assert not process.is_lost
 
 
 def test_threads_and_processes_share_the_lanes(process: TaskProcess) -> None:
@@ -175,20 +185,33 @@ def test_what_a_task_has_read_is_told_here(process: TaskProcess) -> None:
     assert sorted(told) == [(task, task) for task in range(1, 41)]
 
 
-def test_a_cancelled_job_ends_the_process_at_once(process: TaskProcess, tmp_path: Path) -> None:
-    file = tmp_path / "waiting"
-    file.touch()
+def test_a_cancelled_job_ends_its_tasks_in_processes_as_in_threads(process: TaskProcess) -> None:
     session: Any = DriverSession(not_started, 2, processes=[process])
-
-    def cancel() -> None:
-        time.sleep(1)
-        threading.Thread(target=lambda: (time.sleep(0.5), file.unlink())).start()
-        cancel_jobs(session)
-
-    threading.Thread(target=cancel).start()
+    # Each waits for minutes, unless requests of its thread are ended.
+    waiting = "__import__('cutline.storage.rate').storage.rate.RateLimit(1.0).spend(1000)"
+    threading.Timer(1, cancel_jobs, [session]).start()
+    began = time.monotonic()
     with pytest.raises(JobCancelledError):
-        run_tasks(session, exec, [WAIT.format(str(file))] * 4, Silent(), ALONE)
-    wait_until(lambda: not is_running(process.pid))
+        run_tasks(session, eval, [waiting] * 4, Silent(), ALONE)
+    assert time.monotonic() - began < SECONDS_MAX
+    # The process goes on. What it was told about the other job does not concern the next one.
+    for job in (0, 1):
+        process.stop(job)
+    assert run_tasks(session, math.sqrt, [4, 9, 16, 25], Silent(), ALONE) == [2, 3, 4, 5]
+    assert run_one(process, math.sqrt, 4) == [2]
+
+
+def test_a_process_that_was_lost_is_named_once(process: TaskProcess) -> None:
+    noted: list[str] = []
+
+    class Noting(Silent):
+        def note(self, text: str) -> None:
+            noted.append(text)
+
+    os.kill(process.pid, signal.SIGKILL)
+    session: Any = DriverSession(not_started, 2, processes=[process])
+    run_tasks(session, time.sleep, [0.02] * 40, Noting(), ALONE)
+    assert noted == [PROCESS_LOST]
 
 
 def test_a_process_ends_with_the_command_in_the_middle_of_a_task() -> None:
@@ -275,7 +298,7 @@ def test_a_process_has_only_its_own_files(tmp_path: Path) -> None:
         assert [files.pop(number) for number in "012"] == [os.devnull] * 3
         # The folder that lists them has no file any more. What it prints goes to the last.
         kinds = sorted(Path(file).name.partition(":")[0] for file in files.values())
-        assert [kind for kind in kinds if not kind.isdecimal()] == ["null", "pipe", "pipe"]
+        assert [kind for kind in kinds if not kind.isdecimal()] == ["null", "pipe", "pipe", "pipe"]
         process.close()
 
 
@@ -390,7 +413,10 @@ def test_processes_are_forked_for_cores_of_this_machine(tmp_path: Path, master: 
 
 def test_processes_end_when_spark_begins(tmp_path: Path) -> None:
     begin = (
-        "SparkOnDemand._begin = lambda _: None\n        spark.begin(ExecutorNeeds(fleet.store), Silent(), Amount(None))"
+        "import types, cutline.spark.start\n"
+        "        started = types.SimpleNamespace(is_brief=True, ended=lambda _: None, stop=lambda **_: None)\n"
+        "        cutline.spark.start.start_spark = lambda *_, **__: started\n"
+        "        spark.begin(ExecutorNeeds(fleet.store), Silent(), Amount(None))"
     )
     assert in_block(tmp_path, "local[4]", "", begin, "count_running()") == ["0"]
 
@@ -409,11 +435,11 @@ def in_block(tmp_path: Path, master: str, more: str, work: str, shown: str) -> l
         "from cutline.fleet.progress import Silent\n"
         "from cutline.spark.amount import Amount\n"
         "from cutline.spark.needs import ExecutorNeeds\n"
-        "from cutline.spark.on_demand import SparkOnDemand, task_processes\n"
+        "from cutline.spark.on_demand import SparkOnDemand, forked_processes\n"
         "def count_running():\n"
         "    return len(Path('/proc/self/task', str(os.getpid()), 'children').read_text().split())\n"
         f"fleet = load_fleet(Path({str(file)!r}))\n"
-        "with task_processes(fleet, are_wanted=True) as processes:\n"
+        "with forked_processes(fleet, are_wanted=True, store=True) as processes:\n"
         "    with SparkOnDemand(fleet, 'test', processes=processes) as spark:\n"
         f"        {work}\n"
         f"        print({shown})\n"

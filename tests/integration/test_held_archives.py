@@ -188,8 +188,8 @@ def test_processes_find_what_spark_finds(runs: Runs, monkeypatch: pytest.MonkeyP
     jobs: list[str] = []
     run = TaskProcess.run
 
-    def noting(self: TaskProcess, job: int, lane: Lane) -> list[Any]:
-        reports = run(self, job, lane)
+    def noting(self: TaskProcess, job: int, lane: Lane, read: Any) -> list[Any]:
+        reports = run(self, job, lane, read)
         jobs.append(lane.work.__name__)
         return reports
 

@@ -117,17 +117,24 @@ class TaskProcess:
         """
         with self._lock:
             self._send(job, lane)
-            while not isinstance(answer := self._receive(), LaneResult):
-                if isinstance(answer, str):
-                    tell(answer)
-                elif read:
-                    index, size_bytes = answer
-                    read(lane.tasks[index], size_bytes)
+            try:
+                while not isinstance(answer := self._receive(), LaneResult):
+                    if isinstance(answer, str):
+                        tell(answer)
+                    elif read:
+                        index, size_bytes = answer
+                        read(lane.tasks[index], size_bytes)
+            except BaseException:
+                # The next lane must not get what is left of this one's answers.
+                self._lost()
+                raise
         if answer.error is not None:
             raise answer.error
         return answer.reports
 
     def _send(self, job: int, lane: Lane) -> None:
+        if self.is_lost:
+            raise ProcessLostError
         if job != self._job:
             self._job = job
             self._sent.clear()

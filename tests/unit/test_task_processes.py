@@ -90,6 +90,16 @@ def test_what_a_task_raises_is_raised_here_and_the_process_goes_on(process: Task
     assert run_one(process, math.sqrt, 4) == [2]
 
 
+def test_a_listener_that_fails_leaves_no_answers_to_the_next_lane(process: TaskProcess) -> None:
+    def fail(_: object, __: int) -> None:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        process.run(new_job(), Lane(tell_read, [3, 4], None), fail)
+    with pytest.raises(ProcessLostError):
+        run_one(process, math.sqrt, 4)
+
+
 def test_an_error_that_can_not_be_sent_is_raised_as_its_text(process: TaskProcess) -> None:
     with pytest.raises(RuntimeError, match="RequestStoppedError"):
         run_one(process, exec, "from cutline.storage.store import RequestStoppedError\nraise RequestStoppedError")
@@ -194,9 +204,11 @@ def test_a_cancelled_job_ends_its_tasks_in_processes_as_in_threads(process: Task
     with pytest.raises(JobCancelledError):
         run_tasks(session, eval, [waiting] * 4, Silent(), ALONE)
     assert time.monotonic() - began < SECONDS_MAX
-    # The process goes on. What it was told about the other job does not concern the next one.
-    for job in (0, 1):
-        process.stop(job)
+    # The process goes on. What it is told about another job does not concern the one that runs.
+    job = new_job()
+    threading.Timer(0.5, process.stop, [job - 1]).start()
+    pause = "__import__('cutline.storage.rate').storage.rate.RateLimit(1.0).spend(2)"
+    assert process.run(job, Lane(eval, [pause, "3"], None)) == [None, 3]
     assert run_tasks(session, math.sqrt, [4, 9, 16, 25], Silent(), ALONE) == [2, 3, 4, 5]
     assert run_one(process, math.sqrt, 4) == [2]
 
@@ -373,11 +385,15 @@ def test_a_process_ends_as_usual_if_the_system_waits_for_it() -> None:
 
 def test_an_interrupt_at_the_fork_ends_only_the_new_process() -> None:
     program = (
-        "import _thread, os\n"
+        "import os\n"
+        "from cutline.spark import task_processes\n"
         "from cutline.spark.task_processes import TaskProcess\n"
-        "os.register_at_fork(after_in_child=_thread.interrupt_main)\n"
+        "def interrupted(*_):\n"
+        "    raise KeyboardInterrupt\n"
+        "task_processes._be_process = interrupted\n"
         "try:\n"
         "    process = TaskProcess()\n"
+        "    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)\n"
         "    process.close()\n"
         "finally:\n"
         "    print('cleaned up', flush=True)\n"

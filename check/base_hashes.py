@@ -10,13 +10,14 @@ have equal digests (`equal_bases`). A task verifies the digests of all these obj
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from cutline.check.hashing import Sums, combine_all, combine_hashes
 from cutline.check.required_values import check_required, find_nulls
@@ -48,8 +49,7 @@ from cutline.storage.location import StoreLocation
 from cutline.wal.segments.damage import ObjectDamagedError
 
 
-@dataclass(frozen=True, slots=True)
-class NodeBase:
+class NodeBase(Struct, frozen=True):
     """A base object of a node; `changed` is a broadcast of the node's changed keys by group.
 
     `fed` are the groups at the cut whose smallest and largest keys are wanted. `expected` is a broadcast of the
@@ -65,8 +65,7 @@ class NodeBase:
     anchored: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class BaseHashTask:
+class BaseHashTask(Struct, frozen=True):
     """Base objects to hash, which have equal content, of different nodes of a shard.
 
     `forms` is a broadcast of the TableForms of the shard's tables, and `required` one of the columns that are NOT NULL
@@ -94,8 +93,7 @@ class BaseHashTask:
         return [(one.base.source.node, one.base.source.size) for one in self.objects]
 
 
-@dataclass(frozen=True, slots=True)
-class BaseHashReport:
+class BaseHashReport(Struct, frozen=True):
     """An object's combined hashes, keyed by (node number, group, partition), or the problem with the object.
 
     Batches of rows that all copies of the shard have in equal objects, with the same changed rows, are only counted:
@@ -118,8 +116,7 @@ class BaseHashReport:
     is_read_once: bool = False
 
 
-@dataclass(slots=True)
-class _Hashed:
+class _Hashed(Struct):
     """What a task finds in one of its objects."""
 
     object: NodeBase

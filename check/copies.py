@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from cutline.check.own_types import OwnTypes
 from cutline.fleet.lsn import Lsn
@@ -12,8 +13,7 @@ from cutline.snapshots.fold.schema_at_cut import mapping_to_cut
 from cutline.snapshots.records.chain import Chain
 
 
-@dataclass(frozen=True, slots=True)
-class Copies:
+class Copies(Struct, frozen=True):
     """A chain's copies that reach its last cut: their nodes, and the shard of each node.
 
     The other fields are facts about rows from the DDL, by shard. `own_types` are those of columns, by group number

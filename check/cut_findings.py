@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from cutline.check.report import Conflict
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
@@ -151,8 +151,7 @@ def lost_prepares(window: NodeWindow, before: Lsn) -> list[tuple[str, Lsn]]:
     return list(zip(lost["global_id"].to_pylist(), map(Lsn, lost["lsn"].to_pylist()), strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class TornTransaction:
+class TornTransaction(Struct, frozen=True):
     """A transaction that the state of a cut contains on the shard `has`, but not on `lacks`, which has a part of it."""
 
     global_id: str
@@ -160,8 +159,7 @@ class TornTransaction:
     lacks: str
 
 
-@dataclass(frozen=True, slots=True)
-class SharedParts:
+class SharedParts(Struct, frozen=True):
     """The transactions with parts on several shards in a cut's window.
 
     `pairs` counts them once for each pair of shards on which the cut's state contains them, and `waiting` those that it

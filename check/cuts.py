@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType, field
 
 from cutline.check.cut_findings import decided_differently, differences, lost_prepares, shared_parts, torn_conflict
 from cutline.check.report import Conflict, Doubt, Findings
@@ -42,8 +41,7 @@ READS_AT_ONCE = 8
 NAMED_MAX, DOUBTS_MAX = 100, 5
 
 
-@dataclass(frozen=True, slots=True)
-class StoredEvents:
+class StoredEvents(Struct, frozen=True):
     """The events of segments in the store. `kept` has Arrow streams of those that were read before, by object key.
 
     `held` has the rows of some segments, if the driver holds the archives.
@@ -169,8 +167,7 @@ def _lost_prepares(windows: Mapping[str, NodeWindow], commit: Commit, *, is_last
             yield Conflict("transaction", detail, node=node, global_id=global_id)
 
 
-@dataclass(slots=True)
-class _ShardArchive:
+class _ShardArchive(Struct):
     """The start of a shard's next window, and the segments of its archive that extend into that window.
 
     `idle_range` is the WAL in which the shard was idle according to the commits since its last segment.

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Set
-from dataclasses import dataclass, field
 from datetime import timedelta
 
-from msgspec import structs
+from msgspec import Struct, field, structs
 
 from cutline.check.new_part import NewPart
 from cutline.check.own_types import OwnType, joined, own_types, types_of
@@ -73,8 +72,7 @@ OF_CATALOGS = frozenset(
 )
 
 
-@dataclass(slots=True)
-class StoredDefinitions:
+class StoredDefinitions(Struct):
     """Facts from the stored DDL of each shard that other passes need.
 
     `newest` is the description of the DDL at the checked increment; a shard whose DDL can't be read has none.
@@ -89,8 +87,7 @@ class StoredDefinitions:
     required: dict[str, Since] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Shard:
+class _Shard(Struct):
     """The DDL of a shard as far as it was read: the newest archive, and the increment that lists it.
 
     `increments` maps the digest of the content of each archive to the first increment that lists it. `roles` are those
@@ -131,8 +128,7 @@ def check_definitions(store: ObjectStore, part: NewPart, findings: Findings) -> 
     return StoredDefinitions(newest, checking.own_types, known, checking.required)
 
 
-@dataclass(slots=True)
-class _Checking:
+class _Checking(Struct):
     """The check of a chain's definitions, commit by commit. `reported` has the reported contradictions, by shard."""
 
     store: ObjectStore

@@ -14,12 +14,12 @@ The same tasks collect the TRUNCATEs, which check/truncates.py compares with the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import Struct, field
 
 from cutline.check.copies import Copies
 from cutline.check.report import Conflict, Findings
@@ -38,8 +38,7 @@ HALF_BITS = np.uint64(32)
 SLOTS_PER_KEY_BITS, SLOT_BITS_MAX = 4, 22
 
 
-@dataclass(frozen=True, slots=True)
-class KeyDeletes:
+class KeyDeletes(Struct, frozen=True):
     """The keys of a segment whose first change is a delete: their salted hashes, groups at the cut, and positions.
 
     `written` are the upper halves of the salted hashes of the keys that the segment writes, each once. `truncated` has
@@ -66,8 +65,7 @@ class _KeyChanges(NamedTuple):
     groups: Ints
 
 
-@dataclass(slots=True)
-class DeletedKeys:
+class DeletedKeys(Struct):
     """Collects the KeyDeletes of segments that are being read; `forms` are those of the node's tables.
 
     With `ends`, these are several, of which each but the last ends at one of these positions.
@@ -189,8 +187,7 @@ def _follow(hashes: Hashes, places: tuple[Ints, Ints], writes: list[npt.NDArray[
     return follows
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectedRows:
+class ExpectedRows(Struct, frozen=True):
     """The base rows that a node's changes delete: the salted hashes of their keys, ascending, each once.
 
     `groups` are their tables at the cut, and `lsn` the positions of the transactions that delete them.

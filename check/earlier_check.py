@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+
+from msgspec import Struct
 
 from cutline.check.copies import Copies
 from cutline.check.new_part import NewPart
@@ -44,8 +45,7 @@ class UnusableError(Exception):
     """No check may rest on this record, for this reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class EarlierCheck:
+class EarlierCheck(Struct, frozen=True):
     """A check that a new check may rest on."""
 
     check: EndedCheck
@@ -100,8 +100,7 @@ def new_record(chain: Chain, store: str, times: LastReads, compared: tuple[str, 
     )
 
 
-@dataclass(slots=True)
-class RecordedChecks:
+class RecordedChecks(Struct):
     """The newest checks in the store, read once they are needed; `documents` is the result of document_names."""
 
     store: ObjectStore

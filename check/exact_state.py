@@ -7,8 +7,9 @@ exact time and compared by partition. At these positions, no global transaction 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from cutline.check.compare import compare_copies
 from cutline.check.copies import Copies

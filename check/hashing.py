@@ -7,12 +7,12 @@ in the exclusive or.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import Struct
 
 from cutline.columns.bytes_column import Ints
 
@@ -20,8 +20,7 @@ HASH_COLUMNS = ("count", "xor", "low", "high")
 HALF = np.uint64(0xFFFFFFFF)
 
 
-@dataclass(frozen=True, slots=True)
-class Sums:
+class Sums(Struct, frozen=True):
     """Combined hashes by key: row i of `values` (n by 4) belongs to row i of `keys` (n by columns, all distinct)."""
 
     keys: Ints

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct, field
 
 from cutline.check.copies import Copies
 from cutline.check.hashing import Sums, combine_all, combine_hashes
@@ -15,8 +14,7 @@ from cutline.columns.bytes_column import BytesColumn, column_of, xxhash64
 from cutline.snapshots.fold.changes import ENTRY
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionHashes:
+class PartitionHashes(Struct, frozen=True):
     """Combined hashes of rows and of row versions, keyed by (node number, group, partition).
 
     A row's version is the commit position of its last writer. It is known only for rows written after all base copies

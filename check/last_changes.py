@@ -9,10 +9,10 @@ should hold.
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from msgspec import Struct, field
 
 from cutline.columns.row_batches import to_stream
 from cutline.fleet.progress import Silent
@@ -44,8 +44,7 @@ REPORTED_SCHEMA = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LastTask:
+class LastTask(Struct, frozen=True):
     """A request for the last changes in a segment, unless they take more than `bytes_max`."""
 
     segment: SegmentSource
@@ -53,8 +52,7 @@ class LastTask:
     bytes_max: int
 
 
-@dataclass(slots=True)
-class LastChanges:
+class LastChanges(Struct):
     """The last changes in a segment that is being read."""
 
     task: LastTask
@@ -107,16 +105,14 @@ def read_reports(
     return {task.last.segment.source.key: report.last for task, report in zip(tasks, reports, strict=True)}
 
 
-@dataclass(frozen=True, slots=True)
-class ReportTask:
+class ReportTask(Struct, frozen=True):
     """A request for the last changes in a segment alone."""
 
     last: LastTask
     store: StoreLocation
 
 
-@dataclass(frozen=True, slots=True)
-class ReportedChanges:
+class ReportedChanges(Struct, frozen=True):
     """What `LastChanges` reports of a segment, or the problem with the segment."""
 
     last: bytes | None = None

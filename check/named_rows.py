@@ -9,12 +9,13 @@ neither is known to be.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from cutline.check.copies import Copies
 from cutline.check.hashing import Sums
@@ -68,8 +69,7 @@ ROW_SCHEMA = pa.schema(
 Place = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class NamingTask:
+class NamingTask(Struct, frozen=True):
     """An object whose rows in `places` are wanted: the hashes of all, or the last row with each of `identities`.
 
     The identity of a row is the hash of its key; in the groups in `multisets`, of its line.
@@ -82,8 +82,7 @@ class NamingTask:
     identities: Hashes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NamingReport:
+class NamingReport(Struct, frozen=True):
     """The rows as an Arrow stream (HASH_SCHEMA or ROW_SCHEMA), or the problem with the object."""
 
     rows: bytes = b""
@@ -219,8 +218,7 @@ def _note(findings: Findings, indexes: Iterable[int], why: str) -> None:
         conflicts[index] = replace(conflicts[index], rows_unnamed=why)
 
 
-@dataclass(frozen=True, slots=True)
-class _Search:
+class _Search(Struct, frozen=True):
     """The copies of one shard, and the partitions in which to search; `rows` is the number of hashes to hold at most.
 
     `since` is the position from which all copies have the same changes.
@@ -309,8 +307,7 @@ def _run(
     return {node: pa.concat_tables(tables) for node, tables in streams.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
+class _State(Struct, frozen=True):
     """The rows of a copy in one partition, ordered by `identity`: the hash, last writer and number of each.
 
     `unclear` has the identities whose entries can't be compared with those of other copies.
@@ -378,8 +375,7 @@ def _differing(first: _State, second: _State) -> Hashes:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Increments:
+class _Increments(Struct, frozen=True):
     """The increments that list objects, by segment key and by the operation in the key of a base object."""
 
     segments: Mapping[str, int]

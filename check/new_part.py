@@ -9,8 +9,10 @@ were undecided then and have been committed since. Tables that were copied again
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Set
-from dataclasses import dataclass, replace
 from functools import cached_property
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from cutline.check.copies import Copies
 from cutline.fleet.lsn import ORIGIN, Lsn
@@ -34,8 +36,7 @@ from cutline.wal.cut.cut_values import Undecided
 from cutline.wal.segments.archive import Segment
 
 
-@dataclass(frozen=True)
-class NewPart:
+class NewPart(Struct, frozen=True, dict=True):
     """The part of `chain` after its commit of increment `after`, up to which it was checked; None: everything.
 
     Not slotted, so that facts from the chain are computed once.

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 
-from msgspec import UNSET, UnsetType, structs
+from msgspec import UNSET, Struct, UnsetType, field, structs
 
 from cutline.check.report import Conflict, Doubt, Findings
 from cutline.check.times import SLACK_SECONDS, seconds_of
@@ -37,8 +36,7 @@ from cutline.wal.drain.slots import slot_name
 OPERATION = "operation"
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedPoints:
+class RecordedPoints(Struct, frozen=True):
     """Facts about restore points from outcomes.
 
     `creates` are the outcomes of creates, keyed by operation, with what is compared: there may be a hundred thousand.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from cutline.snapshots.ddl.contradictions import NO_MODIFIER, built_in_type, labels_of
 from cutline.snapshots.ddl.described_ddl import Description
@@ -14,22 +15,19 @@ from cutline.snapshots.records.chain import Chain
 DOMAINS_DEEP_MAX = 32
 
 
-@dataclass(frozen=True, slots=True)
-class EnumType:
+class EnumType(Struct, frozen=True):
     """All labels that the type has had, as COPY prints them."""
 
     labels: frozenset[bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class CompositeType:
+class CompositeType(Struct, frozen=True):
     """The types of its fields, as format_type prints them: one item for each definition that the type has had."""
 
     versions: frozenset[tuple[str, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class DomainType:
+class DomainType(Struct, frozen=True):
     """A domain over a built-in type: the oid and the modifier of that type."""
 
     base: int

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
 
 from cutline.check.base_hashes import BaseHashReport, BaseHashTask, NodeBase, equal_bases, hash_base
 from cutline.check.copies import Copies
@@ -106,8 +106,7 @@ def _hash_changed(found: _Folded, copies: Copies, store: StoreLocation, findings
     return images
 
 
-@dataclass(frozen=True, slots=True)
-class _BaseFacts:
+class _BaseFacts(Struct, frozen=True):
     """What the tasks that read base copies need to know, as broadcasts: `forms` by shard, the others by node number.
 
     `changed`, `required`, `expected` and `awaited` lack nodes without such rows or columns. `fed` and `removed` are
@@ -165,8 +164,7 @@ class _BaseFacts:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Folded:
+class _Folded(Struct, frozen=True):
     """The folded changes of the `sources`. `reported` is set if they were folded with the reports of tasks."""
 
     sources: Sources

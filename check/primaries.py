@@ -7,7 +7,8 @@ primaries, or with other servers, would let two operations run at the same time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from cutline.check.report import Conflict
 from cutline.check.times import SLACK_SECONDS
@@ -21,8 +22,7 @@ from cutline.storage.store import ObjectStore
 PRIMARIES = "primaries"
 
 
-@dataclass(frozen=True, slots=True)
-class LockedPrimaries:
+class LockedPrimaries(Struct, frozen=True):
     """The primaries that the full snapshot `snapshot` was taken of: their system identifiers, by node.
 
     A check holds these of all snapshots, whose commits may take many megabytes each.

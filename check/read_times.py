@@ -9,11 +9,12 @@ their times counts: a merged time is never later than the truth. Times are in mi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise, takewhile
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from cutline.columns.bytes_column import Ints, from_list, xxhash64
 from cutline.fleet.record import Time
@@ -50,8 +51,7 @@ def places_of(hashes: Ints) -> Ints:
     return (hashes.view(np.uint64) >> np.uint64(32)).astype(np.int64)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class PlaceRange:
+class PlaceRange(Struct, frozen=True, order=True):
     """The places from `low` up to, but not including, `high`."""
 
     low: int
@@ -63,16 +63,14 @@ def subset_range(number: int, count: int) -> PlaceRange:
     return PlaceRange((number - 1) * PLACES // count, number * PLACES // count)
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(Struct, frozen=True):
     """Everything up to `bound`, after the entry before, has been read since `at`."""
 
     bound: int
     at: int
 
 
-@dataclass(frozen=True, slots=True)
-class LastReads:
+class LastReads(Struct, frozen=True):
     """The times in a ReadTimes. The bound of a part is exclusive, that of an increment inclusive."""
 
     parts: tuple[_Entry, ...]

@@ -6,8 +6,10 @@ A check that compared nothing, or skipped something, is inconclusive (docs/archi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from cutline.fleet.record import Time, to_builtins
 from cutline.nodes.left_out import LeftOut
@@ -33,8 +35,7 @@ EXIT_CODES: Mapping[CheckResult, int] = {VALID: 0, ONE_COPY: 0, CONFLICTS: 1, IN
 EXAMPLES_MAX = 20
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRow:
+class StoredRow(Struct, frozen=True):
     """A row in the copy of `node`: its `line`, `count` times, from `object`, which `increment` lists.
 
     A `line` that ends with … is longer. If it is None, the copy lacks the row. `position`, `xid` and `global_id` are
@@ -51,8 +52,7 @@ class StoredRow:
     global_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DifferentRow:
+class DifferentRow(Struct, frozen=True):
     """A row that the copies of a shard have differently. `outvoted` lists the copies that most others contradict."""
 
     key: str
@@ -60,8 +60,7 @@ class DifferentRow:
     outvoted: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Conflict:
+class Conflict(Struct, frozen=True):
     """A defect of a snapshot. Fields that do not apply are None.
 
     `rows` names some of the rows that differ; `rows_unnamed` is the reason if they were searched for in vain.
@@ -81,11 +80,10 @@ class Conflict:
     def to_json(self) -> dict[str, Any]:
         """Return the conflict for the JSON document."""
         names = ("kind", "node", "other_node", "group", "partition", "object", "global_id", "detail", "rows_unnamed")
-        return {name: getattr(self, name) for name in names} | {"rows": [asdict(row) for row in self.rows]}
+        return {name: getattr(self, name) for name in names} | {"rows": to_builtins(self.rows)}
 
 
-@dataclass(frozen=True, slots=True)
-class Doubt:
+class Doubt(Struct, frozen=True):
     """Something that damage would explain, but that has another explanation as well. It does not change the result.
 
     Fields that do not apply are None.
@@ -98,8 +96,7 @@ class Doubt:
     object: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
+class Skipped(Struct, frozen=True):
     """A part of a snapshot that was not compared, and the reason.
 
     `is_one_copy`: there is no second copy of it. `is_absent`: the last increment leaves the copy out.
@@ -111,8 +108,7 @@ class Skipped:
     is_absent: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class UncomparedPoints:
+class UncomparedPoints(Struct, frozen=True):
     """A part of the restore points from increment `first` to `last` (0 is the full snapshot) that was not compared.
 
     It had no second copy there, and `why` says why. Later restore points don't lack it, so it does not change the
@@ -126,8 +122,7 @@ class UncomparedPoints:
     is_one_copy: bool = False
 
 
-@dataclass(slots=True)
-class Compared:
+class Compared(Struct):
     """The amounts that were compared.
 
     `rows_read_once` were read back, but not compared: all copies of their shard begin with the same objects.
@@ -142,8 +137,7 @@ class Compared:
     rows_read_once: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RestsOn:
+class RestsOn(Struct, frozen=True):
     """The record of an earlier check that a check rests on, and the objects that it stands for.
 
     `operation` is the check whose record it is, and `ended_at` is when that check ended. `compared_by` is the check
@@ -167,8 +161,7 @@ class RestsOn:
     left_bytes: int = 0
 
 
-@dataclass(slots=True)
-class SnapshotReport:
+class SnapshotReport(Struct):
     """The report on a snapshot up to `increment`.
 
     `append_only` are the groups whose updates and deletes are not captured; `warned` are these groups and everything
@@ -299,8 +292,7 @@ class SnapshotReport:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class CheckReport:
+class CheckReport(Struct, frozen=True):
     """The reports on all checked snapshots, and their operations that had no outcome when the check started."""
 
     snapshots: tuple[SnapshotReport, ...]
@@ -339,8 +331,7 @@ class CheckReport:
         }
 
 
-@dataclass(slots=True)
-class Findings:
+class Findings(Struct):
     """The report under construction, and the nodes whose copies are damaged."""
 
     report: SnapshotReport

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct, field
 
 from cutline.check.copies import Copies
 from cutline.check.hashing import Sums, combine_hashes, combine_repeated
@@ -52,8 +52,7 @@ HASHED_AT_ONCE = 1 << 19
 PLACES = ["node", "group", "partition"]
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitedImages:
+class AwaitedImages(Struct, frozen=True):
     """Images of a node's table that the readers of its base rows complete.
 
     `entries` are the hashes (ENTRY) of those that are complete, which `is_complete` flags.
@@ -87,8 +86,7 @@ class AwaitedImages:
         return images.filter(to_mask(self.is_complete))
 
 
-@dataclass(slots=True)
-class Reported:
+class Reported(Struct):
     """The results of the reports of changes: combined hashes by node (PartitionHashes), and `Fold.changed`.
 
     `removed` are the lines to remove from the base rows, and `awaited` the images that base rows complete, by node

@@ -9,12 +9,12 @@ when the change was made. Columns that a table inherits, and constraints that ar
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import Struct
 
 from cutline.check.stored_rows import NO_FIELDS, MarkedFields, RowsInvalidError
 from cutline.check.table_forms import TableForms
@@ -76,8 +76,7 @@ def check_required(
         raise RowsInvalidError(f"a row of {forms.table(form)} has NULL in column {column}, which is NOT NULL")
 
 
-@dataclass(frozen=True, slots=True)
-class RequiredSince:
+class RequiredSince(Struct, frozen=True):
     """The columns that are NOT NULL, as numbers in ascending order, and the positions since which they have been."""
 
     columns: Ints

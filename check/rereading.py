@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from cutline.check.cuts import READS_AT_ONCE
 from cutline.check.read_times import LastReads, PlaceRange
@@ -52,8 +52,7 @@ class Deadline:
         return self.seconds_max is not None and time.monotonic() - self._began >= self.seconds_max
 
 
-@dataclass(frozen=True, slots=True)
-class RereadTask:
+class RereadTask(Struct, frozen=True):
     """An object to read again."""
 
     entry: Entry
@@ -80,8 +79,7 @@ def _has_digest(store: ObjectStore, entry: Entry) -> bool:
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """The entries (by number) in a range of places, which are read together."""
 
     places: PlaceRange
@@ -119,8 +117,7 @@ def pieces_of(
     return pieces
 
 
-@dataclass(slots=True)
-class Rereading:
+class Rereading(Struct):
     """Reads objects again until the time is over: the times after that, the amounts, and the amounts that were left.
 
     Damage is added to `findings`.

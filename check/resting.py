@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 import numpy as np
+from msgspec import Struct
 
 from cutline.check.copies import Copies
 from cutline.check.earlier_check import EarlierCheck, RecordedChecks, find_earlier, new_record
@@ -44,8 +44,7 @@ from cutline.storage.location import StoreLocation
 PART_BYTES = 256 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class ChainCheck:
+class ChainCheck(Struct, frozen=True):
     """The check of one chain, which was read at `moment` or later.
 
     `subset` is as in CheckRequest. `store_id` identifies the store (check.earlier_check.store_digest). Everything that
@@ -118,8 +117,7 @@ def _note_unused(check: ChainCheck, why: str) -> None:
     check.report.unused_records = why
 
 
-@dataclass(frozen=True, slots=True)
-class _Resting:
+class _Resting(Struct, frozen=True):
     """A check of the increments since an `earlier` check; `entries` are those of the whole chain."""
 
     check: ChainCheck
@@ -218,8 +216,7 @@ class _Resting:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
+class _Held(Struct, frozen=True):
     """The objects that the result is about: place, increment and size of each."""
 
     places: Ints

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from cutline.check.deleted_rows import DeletedKeys, KeyDeletes
 from cutline.check.hashing import Sums, combine_all, combine_hashes
@@ -57,8 +58,7 @@ from cutline.wal.segments.segments import (
 ROW_COUNTS = ("changes", "events", "changes with values left out", "truncates")
 
 
-@dataclass(frozen=True, slots=True)
-class StreamTask:
+class StreamTask(Struct, frozen=True):
     """A segment to hash: its changes and events from `since` up to, but not including, the segment's `position`.
 
     Transactions at the segment's `excluded` positions are left out: PostgreSQL may omit any part of a transaction that
@@ -97,8 +97,7 @@ class MarkerMessage(NamedTuple):
     position: Lsn
 
 
-@dataclass(frozen=True, slots=True)
-class StreamReport:
+class StreamReport(Struct, frozen=True):
     """Combined hashes, keyed by (node number, group), where group 0 holds the events; or the problem with the segment.
 
     `last` (from LastChanges) and `events` (SEGMENT_SCHEMA) are Arrow streams. `parts` reduces the parts of global
@@ -179,8 +178,7 @@ def _hash_run(tasks: StreamRun) -> list[StreamReport]:
     return [replace(first, sums=sums, deletes=deletes), *(replace(report, sums=nothing) for report in others)]
 
 
-@dataclass(slots=True)
-class _RowChecks:
+class _RowChecks(Struct):
     """The checks and hashes of rows that need not know which segment of a run has them; `task` is the first's."""
 
     task: StreamTask
@@ -214,8 +212,7 @@ class _RowChecks:
                 self.deletes.add(converted)
 
 
-@dataclass(slots=True)
-class _OpenSegment:
+class _OpenSegment(Struct):
     """A segment that is being read: its bytes, footer and metadata agree with its commit. `forms` include its own.
 
     Every method raises RowsInvalidError or ObjectDamagedError.

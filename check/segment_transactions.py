@@ -9,12 +9,12 @@ it has, so as long as that event is there, no change can be missing from the arc
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct, field
 
 from cutline.check.stored_rows import RowsInvalidError
 from cutline.check.table_forms import TableForms
@@ -42,8 +42,7 @@ XIDS = 1 << 32
 MULTIPLIERS = tuple(np.uint64(number) for number in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
 
 
-@dataclass(slots=True)
-class SegmentTransactions:
+class SegmentTransactions(Struct):
     """The transactions of a segment that is read table by table; `held` says which WAL it holds.
 
     With `others`, these are several segments, in order, each of which ends where a transaction ends; `held` is the
@@ -216,8 +215,7 @@ class SegmentTransactions:
             )
 
 
-@dataclass(slots=True)
-class _Halves:
+class _Halves(Struct):
     """The changes that are half of an UPDATE: hashes of their transaction, UPDATE and group.
 
     An UPDATE becomes the DELETE of the old row, with an even number, and the new row, with the next number. `seconds`

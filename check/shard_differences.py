@@ -13,7 +13,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from cutline.check.report import Doubt, Findings
 from cutline.nodes.encodings import raw_bytes
@@ -34,16 +35,14 @@ Place = tuple[str, str]
 Label = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class AddedColumn:
+class AddedColumn(Struct, frozen=True):
     """A column that an increment added: the value of older rows, as copy_text writes it, and the default in the DDL."""
 
     missing: str
     default: str | None
 
 
-@dataclass(slots=True)
-class ShardDifferences:
+class ShardDifferences(Struct):
     """The objects that the shards of a chain have in common.
 
     `_equal` maps the kind and label of an object to the last increment at which it was the same on all shards,

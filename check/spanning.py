@@ -9,8 +9,9 @@ would lose them, in all copies of the shard alike.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
+
+from msgspec import Struct
 
 from cutline.check.report import Conflict, Findings
 from cutline.fleet.lsn import Lsn
@@ -24,8 +25,7 @@ from cutline.storage.store import ObjectStore
 from cutline.wal.segments.damage import ObjectDamagedError
 
 
-@dataclass(frozen=True, slots=True)
-class _ListedAtCopy:
+class _ListedAtCopy(Struct, frozen=True):
     """The transactions that a commit lists for a copy at `position`, in the archive of `node`.
 
     Only those count that changed tables with the `numbers`; None means all.

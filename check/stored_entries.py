@@ -6,12 +6,12 @@ No object is read. The driver holds about 40 bytes per object.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from cutline.check.read_times import LastReads, hashes_of, milliseconds_of, places_of
 from cutline.check.report import Conflict, Skipped, SnapshotReport
@@ -55,8 +55,7 @@ def entries_in_order(chain: Chain, wanted: Ints | None = None) -> Iterator[tuple
             first += count
 
 
-@dataclass(frozen=True, slots=True)
-class StoredEntries:
+class StoredEntries(Struct, frozen=True):
     """All entries of a chain's commits, in their order: hash of the key, size, increment, and when it was stored.
 
     `stored_at` is in milliseconds since 1970 by the store's clock; 0 if it is unknown.
@@ -111,8 +110,7 @@ def compare_listing(store: ObjectStore, chain: Chain, up_to: int) -> tuple[Store
     return found, conflicts
 
 
-@dataclass(frozen=True, slots=True)
-class _Listing:
+class _Listing(Struct, frozen=True):
     """The hashes of the keys of listed objects, ascending, with sizes and times; the last is none, of size -1."""
 
     hashes: Ints

@@ -10,8 +10,10 @@ node touches. Tasks report these ranges, and the driver compares them: an oid in
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from cutline.check.report import Conflict, Findings, conflict_of
 from cutline.fleet.progress import Progress
@@ -36,8 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@dataclass(frozen=True, slots=True)
-class LargeCheckTask:
+class LargeCheckTask(Struct, frozen=True):
     """The stored objects written by a single copy task, in order; `roles` are those of the server, if known."""
 
     objects: tuple[StoredObject, ...]

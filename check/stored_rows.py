@@ -10,13 +10,13 @@ Source: PostgreSQL manual, COPY, "Text Format", and "Data Types".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct, field
 
 from cutline.check.own_types import CompositeType, EnumType, OwnType, OwnTypes
 from cutline.check.table_forms import (
@@ -158,8 +158,7 @@ class RowsInvalidError(ValueError):
         self.kind = kind
 
 
-@dataclass(slots=True)
-class BaseChecks:
+class BaseChecks(Struct):
     """The checks of an object of a base copy, which is read batch by batch; `forms` are those of the node's tables.
 
     Every method raises RowsInvalidError.
@@ -236,8 +235,7 @@ def invalid_older_values(groups: Iterable[Group], own: OwnTypes) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-@dataclass(slots=True)
-class SegmentChecks:
+class SegmentChecks(Struct):
     """The checks of a segment that is read table by table; `forms` are those of the node's tables.
 
     Every method raises RowsInvalidError.
@@ -361,8 +359,7 @@ def _check_places(
         raise RowsInvalidError(f"a row of {name} is in the wrong partition", kind="partition")
 
 
-@dataclass(frozen=True, slots=True)
-class _Words:
+class _Words(Struct, frozen=True):
     """Text as numbers: item i are the 8 bytes from offset i on. More bytes follow the text, which mean nothing."""
 
     text: Bytes
@@ -407,8 +404,7 @@ class _Values(NamedTuple):
         return self.lines[rows] + self.places[rows]
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
+class _Block(Struct, frozen=True):
     """Complete lines, split into fields, which are numbered across all lines.
 
     `form` is the form of each line's table, and `first` the line's first field. `starts` and `ends` of the fields are

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from cutline.check.copies import Copies
 from cutline.check.cuts import READS_AT_ONCE
@@ -43,8 +44,7 @@ EVENTS_MAX = 2_000_000
 RUNS_PER_READER = 2
 
 
-@dataclass(frozen=True, slots=True)
-class StreamHashes:
+class StreamHashes(Struct, frozen=True):
     """Combined hashes of all streams, keyed by (node number, group), and each node's markers: position by content.
 
     `store` is where the segments were read. `last` maps object keys to the reports of last changes of `sources` until
@@ -128,8 +128,7 @@ def _count_primary_events(segments: Iterable[SegmentSource], copies: Copies) -> 
     return sum(segment.segment.events for segment in segments if _is_primary(segment, copies))
 
 
-@dataclass(frozen=True, slots=True)
-class _SentFacts:
+class _SentFacts(Struct, frozen=True):
     """The facts that many tasks share, as broadcasts: the fields of StreamTask with these names, by shard, and `parts`.
 
     `required` lacks the shards without columns that are NOT NULL.
@@ -197,8 +196,7 @@ def _tasks_of(
     return [task_of(segment) for segment in segments]
 
 
-@dataclass(frozen=True, slots=True)
-class _ReportChecks:
+class _ReportChecks(Struct, frozen=True):
     """Compares the reports with each other and with the chain's commits.
 
     `reports` are keyed by the segment's key, and so is `before`, the segment before each in its archive. `ended` are
@@ -258,8 +256,7 @@ class _ReportChecks:
                 self.findings.conflict(Conflict("commit", detail, node=source.node, group=group, object=source.key))
 
 
-@dataclass(frozen=True, slots=True)
-class _ReportedResults:
+class _ReportedResults(Struct, frozen=True):
     """The results of the reports on intact segments, as in StreamHashes; `deletes` are keyed by node number."""
 
     markers: Mapping[str, dict[bytes, Lsn]]

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from cutline.check.own_types import CompositeType, DomainType, EnumType, OwnType, OwnTypes
 from cutline.check.value_forms import NAMES, NUMERIC, precision_of
@@ -45,8 +46,7 @@ Numbers: TypeAlias = npt.NDArray[np.int32]
 LIMIT_MAX = (1 << 31) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class TypedColumns:
+class TypedColumns(Struct, frozen=True):
     """All columns of one type: those of form i are `offsets[i]` to `offsets[i + 1]`.
 
     `places` are the columns' fields in a line. `limits` are the numbers of characters of char and varchar, and the
@@ -85,8 +85,7 @@ def ranges(starts: Ints, counts: Ints) -> Ints:
     return found
 
 
-@dataclass(frozen=True)
-class TableForms:
+class TableForms(Struct, frozen=True, dict=True):
     """The forms of definitions: item i of each array belongs to definition `numbers[i]`. The numbers are ascending.
 
     `widths` and `key_widths` are numbers of columns, `masks` the numbers of partitions less one. `types` has the

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct, field
 
 from cutline.check.hashing import Sums, combine_hashes
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
@@ -54,8 +54,7 @@ PART_SCHEMA = pa.schema(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class ShardCuts:
+class ShardCuts(Struct, frozen=True):
     """The cuts of a shard. They determine, by its position, the first cut that includes a transaction.
 
     `positions` are those of the cuts, in order. The transactions at `late_lsns` (ascending) were undecided at a cut;
@@ -128,8 +127,7 @@ def _slots_complete_at(chain: Chain, shard: str) -> Lsn:
     return chain.full.slots_complete_at.get(shard, chain.cuts(shard)[0].start)
 
 
-@dataclass(frozen=True, slots=True)
-class Buckets:
+class Buckets(Struct, frozen=True):
     """The buckets of each cut: the numbers from `firsts[cut]` up to, but not including, `firsts[cut + 1]`."""
 
     firsts: Ints
@@ -163,8 +161,7 @@ class Buckets:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class PartRules:
+class PartRules(Struct, frozen=True):
     """The facts about a chain that tasks need: its nodes, primaries first, so a shard's number is its primary's.
 
     `shard_of` has the number of each node's shard; `names` maps all names of shards to their numbers. `since` is the
@@ -211,8 +208,7 @@ class PartRules:
         return self.nodes[: len(self.cuts)]
 
 
-@dataclass(frozen=True, slots=True)
-class PartReport:
+class PartReport(Struct, frozen=True):
     """The combined hashes of a segment's parts, keyed by (node, kind, other, bucket).
 
     `foreign` are names of participants that belong to no shard of the chain.
@@ -225,8 +221,7 @@ class PartReport:
 NO_PARTS = PartReport(combine_hashes(np.empty((0, KEY_COLUMNS), np.int64), np.empty(0, np.uint64)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Events:
+class _Events(Struct, frozen=True):
     """Events of two-phase transactions, and tagged commits, as columns; `hashes` are those of their global ids."""
 
     table: pa.Table
@@ -248,8 +243,7 @@ class _Events:
         return _Events(self.table.filter(to_mask(rows)), self.op[rows], self.lsn[rows], self.hashes[rows])
 
 
-@dataclass(frozen=True, slots=True)
-class NamedShards:
+class NamedShards(Struct, frozen=True):
     """The shards that lists of participants name: list i names `shards[offsets[i]:offsets[i + 1]]`, each once.
 
     A list that names no shard says nothing. `foreign` are names that belong to no shard.
@@ -354,8 +348,7 @@ def _event_hashes(events: _Events) -> Hashes:
     return xxhash64(BytesColumn(data, np.arange(len(numbers) + 1, dtype=np.int64) * 16), events.hashes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
+class _Parts(Struct, frozen=True):
     """The parts on a shard that belong to the state, and the participants that they name."""
 
     shard: int
@@ -412,8 +405,7 @@ def distinct(*columns: Any) -> tuple[Ints, Ints]:
     return order, np.flatnonzero(np.concatenate([np.ones(min(len(order), 1), np.bool_), differs]))
 
 
-@dataclass(frozen=True, slots=True)
-class PartQuery:
+class PartQuery(Struct, frozen=True):
     """The parts in `buckets` (ascending) that are wanted; between copies, all events of two-phase transactions."""
 
     rules: PartRules

@@ -21,12 +21,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct, field
 
 from cutline.check.cuts import READS_AT_ONCE, StoredEvents
 from cutline.check.hashing import Sums, combine_all, differing_keys
@@ -75,8 +75,7 @@ NO_PART = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PartTask:
+class PartTask(Struct, frozen=True):
     """A segment whose wanted parts are read from `store`; `query` is a broadcast of a PartQuery."""
 
     segment: Segment
@@ -84,8 +83,7 @@ class PartTask:
     store: StoreLocation
 
 
-@dataclass(frozen=True, slots=True)
-class FoundParts:
+class FoundParts(Struct, frozen=True):
     """The wanted parts in a segment (PART_SCHEMA, an Arrow stream), or the problem with the segment."""
 
     parts: bytes = b""
@@ -159,8 +157,7 @@ def compare_transactions(
     findings.report.foreign_participants = tuple(foreign[:NAMES_MAX])
 
 
-@dataclass(slots=True)
-class _Comparison:
+class _Comparison(Struct):
     """The combined hashes of a chain's parts, and the means to read the parts behind them."""
 
     chain: Chain
@@ -293,8 +290,7 @@ def _event_name(op: int) -> str:
     return {PREPARE: "PREPARE", COMMIT: "COMMIT"}.get(op, "COMMIT PREPARED")
 
 
-@dataclass(slots=True)
-class _MissingParts:
+class _MissingParts(Struct):
     """The transactions that a participant lacks.
 
     `intact` are the numbers of the shards whose parts are read. `unread` counts the buckets that were not read, because

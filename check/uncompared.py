@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from cutline.check.copies import Copies
 from cutline.check.report import Findings, Skipped, UncomparedPoints
@@ -26,8 +27,7 @@ TABLES_NAMED_MAX = 20
 SHARD, BASE_ROWS, TABLES, COPY = "shard", "base rows", "tables", "copy"
 
 
-@dataclass(frozen=True, slots=True)
-class _Uncompared:
+class _Uncompared(Struct, frozen=True):
     """A part of the state at a cut that has no second copy. `kind` and `node` identify it from cut to cut.
 
     `reason` is why it was not compared, in words that also fit later increments.
@@ -69,8 +69,7 @@ def ends_of_passes(chain: Chain) -> list[int]:
     return [*ends, chain.last.increment]
 
 
-@dataclass(frozen=True, slots=True)
-class PassedCopies:
+class PassedCopies(Struct, frozen=True):
     """The copies of nodes that the passes of a check read, and up to which increment.
 
     A node's copies are counted from 0: each renewal begins another one. A copy that is absent where every pass over it

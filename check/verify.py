@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from cutline.check.commit_entries import check_entries
 from cutline.check.compare import compare_copies, compare_streams
@@ -76,8 +77,7 @@ if TYPE_CHECKING:
     from cutline.snapshots.listing.exact_point import ExactPoint
 
 
-@dataclass(frozen=True, slots=True)
-class CheckRequest:
+class CheckRequest(Struct, frozen=True):
     """Check the snapshot `name` up to `increment` (None: the newest), or all snapshots if `name` is None.
 
     `at` selects the latest cut at or before that time. If the request is `exact`, the chain is checked up to the first
@@ -193,8 +193,7 @@ def _choose_snapshots(
     return [request.name] if request.name else names_to_check(store, points.commits), points
 
 
-@dataclass(frozen=True, slots=True)
-class _Point:
+class _Point(Struct, frozen=True):
     """The increment up to which a snapshot is checked (None: the newest), and the exact time to compare, if any.
 
     `problem` is the reason if what was asked for can't be found, because a document or an object can't be read.

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial, wraps
 from importlib import import_module
 from json import dumps
@@ -25,6 +24,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 import typer.core
 import typer.main
+from msgspec.structs import replace
 
 from cutline.cli.output.arguments import (
     PROGRESS_SCHEMA,

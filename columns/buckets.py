@@ -7,11 +7,11 @@ that go to the same task.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
 
 from cutline.columns.arrow_numbers import to_numpy
 
@@ -25,8 +25,7 @@ BUCKETS_DDL = "bucket int, rows binary"
 ROWS_HELD = 500_000
 
 
-@dataclass(frozen=True, slots=True)
-class RowBuckets:
+class RowBuckets(Struct, frozen=True):
     """Divides rows of a schema into `count` buckets, by a column of 64-bit hashes: equal hashes share a bucket."""
 
     schema: pa.Schema

@@ -7,7 +7,6 @@ column, except hashing, which makes one per 8 bytes of the longest value. Only l
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 from xxhash import xxh64_intdigest
 
 from cutline.columns.arrow_numbers import to_arrow, to_flags
@@ -43,8 +43,7 @@ _P4, _P5 = np.uint64(0x85EBCA77C2B2AE63), np.uint64(0x27D4EB2F165667C5)
 HASH_SEED = np.uint64(42)
 
 
-@dataclass(frozen=True, slots=True)
-class BytesColumn:
+class BytesColumn(Struct, frozen=True):
     """n byte strings: value i is `data[offsets[i]:offsets[i + 1]]`."""
 
     data: Bytes

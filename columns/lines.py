@@ -7,9 +7,8 @@ an UPDATE left unchanged. Source: PostgreSQL manual, COPY, "Text Format".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from cutline.columns.bytes_column import WORD_BYTES, Bytes, BytesColumn, Flags, Ints, copy_ranges, gather, offsets_of
 
@@ -36,8 +35,7 @@ for _byte, _letter in ESCAPES.items():
     _LETTER[_byte] = _letter[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Values:
+class Values(Struct, frozen=True):
     """One column of n values inside a source buffer: the kind, start and length of each.
 
     `kinds` holds pgoutput's letters: t (text), n (null), u (unchanged TOAST).

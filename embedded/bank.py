@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from msgspec import Struct
 
 from cutline.storage.errors import RefusedError
 
@@ -66,8 +66,7 @@ class NoBankError(RefusedError):
     """A shard lacks the bank's tables, or its own accounts."""
 
 
-@dataclass(frozen=True, slots=True)
-class BankInvariants:
+class BankInvariants(Struct, frozen=True):
     """The result of checking the invariants: `transfers` per shard, and the violating transfers and accounts."""
 
     total_balance: int

@@ -19,12 +19,14 @@ import uuid
 from array import array
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
 
 import psycopg
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from cutline.embedded.bank import GID_PREFIX, accounts_of, check_bank, read_prepared_gids, shard_of
 from cutline.storage.errors import BusyError, UnreachableError
@@ -56,8 +58,7 @@ COMMIT_PREPARED = "COMMIT PREPARED %(gid)s"
 ROLLBACK_PREPARED = "ROLLBACK PREPARED %(gid)s"
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
+class Transfer(Struct, frozen=True):
     """One transfer. A transfer may overdraw an account, because only the sum matters."""
 
     id: uuid.UUID
@@ -264,8 +265,7 @@ class BankStoppedError(UnreachableError):
     """A transaction failed on a shard, and the workload ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(Struct, frozen=True):
     """The numbers of transactions committed, within one shard (`local`) and across two (`cross`)."""
 
     local: int = 0

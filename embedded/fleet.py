@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psycopg
+from msgspec import Struct
+from msgspec.structs import replace
 
 from cutline.embedded.bank import create_bank
 from cutline.embedded.folder import (
@@ -52,8 +53,7 @@ class NoFleetError(RefusedError):
     """The folder contains no embedded fleet."""
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddedFleet:
+class EmbeddedFleet(Struct, frozen=True):
     """The servers in a fleet folder, running or not."""
 
     directory: Path

@@ -19,8 +19,9 @@ import re
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from cutline.embedded.server import FOLDER_BYTES_MAX, EmbeddedNode
 from cutline.fleet.own_process import is_own, is_own_alone, real_path
@@ -46,8 +47,7 @@ class EmbeddedFleetBusyError(BusyError):
     """Another process is starting or stopping this embedded fleet."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodePlaces:
+class NodePlaces(Struct, frozen=True):
     """The folder of the servers' data, and the folder of their sockets if it is different."""
 
     nodes: Path
@@ -66,8 +66,7 @@ class NodePlaces:
                 folder.rmdir()
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(Struct, frozen=True):
     """The contents of demo.json: the servers, their folders, and whether all servers were created."""
 
     places: NodePlaces

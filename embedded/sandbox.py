@@ -19,9 +19,11 @@ import random
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import Struct
+from msgspec.structs import replace
 from psycopg.conninfo import make_conninfo
 
 from cutline.embedded import confine
@@ -44,8 +46,7 @@ class UnconfinedError(RefusedError):
     """A drill's servers would run with all of this user's rights."""
 
 
-@dataclass(frozen=True, slots=True)
-class Confinement:
+class Confinement(Struct, frozen=True):
     """How servers are isolated: by a separate user `account`, by `namespaces`, by both or by neither.
 
     `lacking` says why there are no namespaces.

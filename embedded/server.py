@@ -17,11 +17,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 import psycopg
+from msgspec import Struct
 from psycopg.conninfo import make_conninfo
 
 from cutline.nodes.programs import ProgramFailedError, Programs, check_user_name
@@ -61,8 +61,7 @@ class ServerNotOursError(RefusedError):
     """The server in the data directory belongs to another user, so this user may not stop it."""
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddedNode:
+class EmbeddedNode(Struct, frozen=True):
     """One server: a primary, or a standby of `backup_of`. `programs` is its bin folder, or None for the wheel's.
 
     `sockets` is a separate folder for the socket, if the socket's path in `folder` would be too long.

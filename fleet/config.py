@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 import psycopg
-from msgspec import UNSET, DecodeError, Meta, UnsetType, ValidationError
+from msgspec import UNSET, DecodeError, Meta, Struct, UnsetType, ValidationError, structs
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cutline.fleet import libpq_environment
@@ -659,8 +659,7 @@ class FleetFileError(UsageError):
     """fleet.toml is missing, unreadable or invalid."""
 
 
-@dataclass(frozen=True, slots=True)
-class KnownServer:
+class KnownServer(Struct, frozen=True):
     """Identifies the server that a command first reached through a node's dsn; later sessions must reach it again."""
 
     system_identifier: str
@@ -726,8 +725,7 @@ TIME_RULES = ("within", *CALENDAR_RULES)
 RULES = ("last", "only_full", *TIME_RULES)
 
 
-@dataclass(frozen=True, slots=True)
-class Retention:
+class Retention(Struct, frozen=True):
     """What `prune` keeps, when the fleet's snapshots are too old or too large, and how long `gc` keeps garbage.
 
     Each rule keeps restore points; None: the rule is not set. `last`: this many of the newest snapshots with all their
@@ -764,23 +762,23 @@ class Retention:
         """These settings, with the default rules if no rule is set."""
         if self.rules:
             return self
-        return replace(self, last=DEFAULT_LAST, daily=DEFAULT_DAILY, weekly=DEFAULT_WEEKLY, monthly=DEFAULT_MONTHLY)
+        return structs.replace(
+            self, last=DEFAULT_LAST, daily=DEFAULT_DAILY, weekly=DEFAULT_WEEKLY, monthly=DEFAULT_MONTHLY
+        )
 
 
 # The default never asks how old a restore point is: without new ones, nothing is ever removed.
 DEFAULT_LAST, DEFAULT_DAILY, DEFAULT_WEEKLY, DEFAULT_MONTHLY = 2, 7, 4, 12
 
 
-@dataclass(frozen=True, slots=True)
-class ListenAddress:
+class ListenAddress(Struct, frozen=True):
     """The address on which an endpoint listens."""
 
     host: str
     port: int
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsRules:
+class MetricsRules(Struct, frozen=True):
     """Where metrics go (docs/monitoring.md): to a text file, to the endpoint of `watch`, or nowhere (None).
 
     `traces`: whether spans are sent; None: the environment decides.
@@ -811,7 +809,7 @@ class Fleet:
     spark_master: str
     spark_settings: Mapping[str, str]
     spark_missing: tuple[str, ...] = ()
-    retention: Retention = Retention()
+    retention: Retention = field(default_factory=Retention)
     # The encryption of `store`; None: objects are stored unencrypted.
     encryption: FleetEncryption | None = None
     drill: DrillTable = field(default_factory=DrillTable)
@@ -825,7 +823,7 @@ class Fleet:
     success_url: str = field(default="", repr=False)
     success_of: tuple[str, ...] = REPORTED
     hooks: HooksTable = field(default_factory=HooksTable)
-    metrics: MetricsRules = MetricsRules()
+    metrics: MetricsRules = field(default_factory=MetricsRules)
     with_passwords: bool = False
     # Whether full snapshots copy large objects, unless the command says otherwise.
     with_large_objects: bool = False

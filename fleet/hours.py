@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta, tzinfo
 from zoneinfo import ZoneInfo
+
+from msgspec import Struct
 
 FORM = re.compile(r"(\d\d):(\d\d)-(\d\d):(\d\d)(?: (\S+))?")
 # A window begins on this day, or began on the day before; the next one begins at the latest on the day after.
 DAYS = (-1, 0, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Hours:
+class Hours(Struct, frozen=True):
     """A daily window from `begin` up to, but not including, `end`, on the clocks of a time zone.
 
     If `end` is not later than `begin`, the window ends on the next day. On a day on which clocks are changed, it is as

@@ -20,8 +20,9 @@ import pwd
 import re
 import socket
 import stat
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from cutline.storage.errors import UsageError
 
@@ -146,8 +147,7 @@ LABEL = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
+class Label(Struct, frozen=True):
     """The owner of a session: the command, its subject ("" if it has none), and its process on its machine."""
 
     command: str

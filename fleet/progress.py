@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 # Between two readings the remaining time is counted down, but not below this fraction of its value.
 COUNTED_DOWN = 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Struct, frozen=True):
     """The progress of the current step, on one node or, if `node` is "", on all nodes together.
 
     `total` and `seconds_left` are None if they are unknown. `seconds_left` is for the whole operation; if `is_rough`,
@@ -128,8 +128,7 @@ class Noting(Forwarding):
         self.target.note(text)
 
 
-@dataclass(frozen=True, slots=True)
-class NodePace:
+class NodePace(Struct, frozen=True):
     """The latest reading, the units per second since the first reading, and the seconds left at that rate.
 
     None means unknown.
@@ -140,8 +139,7 @@ class NodePace:
     seconds_left: float | None
 
 
-@dataclass(slots=True)
-class StepPace:
+class StepPace(Struct):
     """The step in progress. Times are on the monotonic clock.
 
     `readings` contains the latest readings, and `first` contains the units and times from which rates are computed.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from cutline.fleet.progress import News, Progress
 
@@ -14,8 +15,7 @@ NOTE_SECONDS = 2.0
 REPEAT_SECONDS = 30.0
 
 
-@dataclass(slots=True)
-class WaitNotes:
+class WaitNotes(Struct):
     """Reports that `what` is waiting: first after NOTE_SECONDS, then on every change and every REPEAT_SECONDS."""
 
     what: str

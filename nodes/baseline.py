@@ -6,8 +6,9 @@ A full snapshot stores the baseline in its commit, and every increment first com
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.messages import NEW_CHAIN
@@ -98,8 +99,7 @@ class NodeIdentity(Record, frozen=True):
         return f"{self.system_identifier}/{self.database_oid}"
 
 
-@dataclass(frozen=True, slots=True)
-class FoundNode:
+class FoundNode(Struct, frozen=True):
     """A running node's answer. `process` identifies its server process by start time and port."""
 
     identity: NodeIdentity

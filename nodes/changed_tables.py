@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import psycopg
+from msgspec import Struct
 
 from cutline.fleet.table_names import table_name
 from cutline.nodes.encodings import UTF8, digest_of, encoding_of
@@ -86,8 +86,7 @@ SELECT format_type(t.oid, t.modifier) FROM unnest(%s::oid[], %s::int[]) WITH ORD
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedTables:
+class ChangedTables(Struct, frozen=True):
     """The oids of tables that must be read again, and of those that are gone; `others` were not known, by oid."""
 
     changed: frozenset[int]

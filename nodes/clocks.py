@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from cutline.fleet.messages import NEW_CHAIN, NODES_NAMED_MAX, group_by_value, list_some, name_nodes
 from cutline.fleet.progress import Progress
@@ -38,8 +39,7 @@ class ClocksDifferError(RefusedError):
     """The nodes' clocks and this machine's clock differ too much to trust any of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClockReading:
+class ClockReading(Struct, frozen=True):
     """A node's time, read between `asked_at` and `answered_at` by this machine's clock.
 
     `steady` is the value of `steady_seconds` when the answer arrived.
@@ -67,8 +67,7 @@ class ClockReading:
         return (self.time - self.asked_at).total_seconds()
 
 
-@dataclass(frozen=True, slots=True)
-class Agreement:
+class Agreement(Struct, frozen=True):
     """The time that the clocks agree on, given as seconds ahead of this machine's clock (0 if that clock is right).
 
     `nodes` are the nodes whose clocks agree; the set may be empty if this machine's clock is trusted. `middle` is the

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import psycopg
+from msgspec import Struct
 
 from cutline.fleet.config import CONNECTIONS_MIN, Node
 from cutline.fleet.messages import list_some
@@ -67,8 +67,7 @@ class _Free(NamedTuple):
         return f"raise max_connections of node {node.id}"
 
 
-@dataclass(frozen=True, slots=True)
-class TooFew:
+class TooFew(Struct, frozen=True):
     """A node with fewer `free` connections than are `needed`; `remedy` raises the limit."""
 
     node: Node

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import psycopg
-from msgspec import structs
+from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from cutline.fleet.config import GroupRules
 from cutline.fleet.record import Count, Integer, Record
@@ -61,8 +61,7 @@ SELECT c.attrelid::bigint, c.attnum, c.attname, special.oid::regtype::text
 """
 
 
-@dataclass(frozen=True, slots=True)
-class SpecialColumns:
+class SpecialColumns(Struct, frozen=True):
     """The stored columns in one table that need attention.
 
     `unloadable`: columns whose values PostgreSQL can print but not read back, as (column, type at fault). `xml`: the
@@ -252,8 +251,7 @@ class Group(Record, frozen=True):
         return structs.replace(self, number=0, partitions=1, columns=columns)
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(Struct, frozen=True):
     """A table in a database: its group, and the facts that decide whether and how it can be copied.
 
     `rows_estimate` is None if the table has pages, but neither VACUUM nor ANALYZE has counted its rows, and for tables

@@ -17,10 +17,10 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
+from msgspec import Struct, field
 
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.own_process import read_label
@@ -71,8 +71,7 @@ class FleetLockLostError(UnreachableError):
     """The session that held a node's lock was lost, so another operation may have started."""
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(Struct, frozen=True):
     """The session that holds a lock: its server process, role, application_name, start time and client address.
 
     `number` is the number of its registration. A session that is ending is no longer `shown`, and has no `role`.
@@ -111,8 +110,7 @@ class Holder:
         return {**owner, "role": self.role or None, "since": self.since, "from": self.address, "session": self.session}
 
 
-@dataclass(slots=True)
-class FleetLock:
+class FleetLock(Struct):
     """The lock on every primary, held by `sessions`. `retaken`: a lock was lost with its session and taken again."""
 
     sessions: Sessions
@@ -332,8 +330,7 @@ def _lock_lost_error(node: Node, what: str) -> FleetLockLostError:
 ASKING_SECONDS_MAX = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class LockAnswer:
+class LockAnswer(Struct, frozen=True):
     """The holders of the fleet lock and of the watch's lock on a node; None for a lock that nobody holds.
 
     `problem` says why the node did not answer.
@@ -345,8 +342,7 @@ class LockAnswer:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Holders:
+class _Holders(Struct, frozen=True):
     server: ServerState
     holder: Holder | None
     watch: Holder | None

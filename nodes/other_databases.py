@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from msgspec import Struct
 
 from cutline.fleet.config import Node
 from cutline.nodes.connections import database_name
@@ -38,8 +38,7 @@ SELECT ARRAY(SELECT slot_name::text FROM pg_replication_slots
 """
 
 
-@dataclass(frozen=True, slots=True)
-class OldDatabase:
+class OldDatabase(Struct, frozen=True):
     """A database that a restore set aside. Its size is None if our role may not query it.
 
     `slots` are its logical replication slots, which are dropped with it, and `subscriptions` those of it, with which it
@@ -53,8 +52,7 @@ class OldDatabase:
     subscriptions: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Replication:
+class Replication(Struct, frozen=True):
     """The logical replication from and to a database: the slots in it that Cutline did not make, and subscriptions."""
 
     slots: tuple[str, ...]

@@ -8,11 +8,11 @@ and no session is missed.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import psycopg
+from msgspec import Struct
 
 from cutline.fleet.config import Node
 from cutline.fleet.messages import join_some
@@ -45,8 +45,7 @@ class SessionsLeftError(RefusedError):
     """Sessions of other clients are still open, or our role may not end them."""
 
 
-@dataclass(frozen=True, slots=True)
-class OtherSession:
+class OtherSession(Struct, frozen=True):
     """Another client's session on the database."""
 
     node: str
@@ -72,8 +71,7 @@ class OtherSession:
         return {"node": self.node, "pid": self.pid, "user": self.user, "application": self.application}
 
 
-@dataclass(frozen=True, slots=True)
-class SessionFilter:
+class SessionFilter(Struct, frozen=True):
     """Selects sessions that started between `since` and `until` by the server's clock; None means no limit.
 
     `spares_ours` leaves out Cutline's own sessions, which set everything that they need themselves.

@@ -6,10 +6,10 @@ docs/roles.md lists the same privileges; a test compares the two.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import psycopg
+from msgspec import Struct
 from psycopg import sql
 
 from cutline.fleet.config import GroupRules, Node
@@ -88,8 +88,7 @@ class _Unreadable(NamedTuple):
     is_open: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Owned:
+class _Owned(Struct, frozen=True):
     owner: str
     is_super: bool
     names: tuple[str, ...]

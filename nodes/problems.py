@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 import psycopg
+from msgspec import Struct
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -47,8 +47,7 @@ class Purpose(StrEnum):
     TERMINAL = "create --terminal and resume"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeProblem:
+class NodeProblem(Struct, frozen=True):
     """A setting or privilege that a node lacks, and the remedy: SQL if it has a `place`, else an action.
 
     A node that `is_away` has a problem that may end by itself, as that of a server that can't be reached.
@@ -343,8 +342,7 @@ SELECT c.relname FROM pg_class c
 CONNECT_QUERY = "SELECT has_database_privilege(oid, 'CONNECT') FROM pg_database WHERE datname = %s"
 
 
-@dataclass(frozen=True, slots=True)
-class Role:
+class Role(Struct, frozen=True):
     """The role of a node's sessions, its attributes, and the place where statements about it are run."""
 
     name: str

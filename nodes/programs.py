@@ -23,13 +23,13 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 import psycopg
+from msgspec import Struct
 
 from cutline.fleet.config import Node
 from cutline.fleet.own_process import is_unnamed_user, real_path
@@ -151,8 +151,7 @@ class ProgramFailedError(UnreachableError):
     """A PostgreSQL program failed, or did not end in time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
+class Account(Struct, frozen=True):
     """The operating system account that runs the server."""
 
     name: str
@@ -165,8 +164,7 @@ class Account:
         return cls(name=entry.pw_name, uid=entry.pw_uid, gid=entry.pw_gid)
 
 
-@dataclass(frozen=True, slots=True)
-class Programs:
+class Programs(Struct, frozen=True):
     """PostgreSQL's programs, and the account that runs them; None means the user of this process.
 
     `confined` is a command line prefix that confines the program after it (embedded/confine.py).
@@ -399,8 +397,7 @@ class ProgramsUnfitError(RefusedError):
     """No pg_dump on this machine can dump the node's DDL, or no pg_restore can read the snapshot's."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClientPrograms:
+class ClientPrograms(Struct, frozen=True):
     """A folder with pg_dump and pg_restore of the same version."""
 
     folder: Path

@@ -18,10 +18,10 @@ import hashlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import psycopg
+from msgspec import Struct
 from psycopg import sql
 
 from cutline.fleet.config import GroupRules
@@ -192,8 +192,7 @@ class PublicationChangedError(RefusedError):
     """A publication does not publish all changes to the snapshot's tables, or did not do so for some time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Membership:
+class Membership(Struct, frozen=True):
     """The stamps of a table's rows in pg_publication and pg_publication_rel.
 
     `limits` names the features that withhold some of its changes (a row filter, a column list); "" if there are none.

@@ -16,12 +16,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import msgspec
 import psycopg
+from msgspec import Struct
 from psycopg import sql
 
 from cutline.fleet.config import Fleet, Node
@@ -98,8 +98,7 @@ class ReadOnlySetting(Record, frozen=True):
     value: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class EffectiveSetting:
+class EffectiveSetting(Struct, frozen=True):
     """A setting, the value that it gives to new sessions, and whether our role may change it."""
 
     setting: ReadOnlySetting
@@ -128,8 +127,7 @@ class Frozen(Record, frozen=True, forbid_unknown_fields=False, tag_field="schema
         return f"read-only since {self.since[:19]}Z by terminal snapshot {self.snapshot} (operation {self.operation})"
 
 
-@dataclass(frozen=True, slots=True)
-class ThawResult:
+class ThawResult(Struct, frozen=True):
     """A node that accepts writes again. `ended` counts its read-only sessions that ended; `left` are still open."""
 
     node: str
@@ -414,8 +412,7 @@ class ReadOnlyLeftError(UnreachableError):
     """Some nodes could not be reached and may still be read-only; the others accept writes again."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeReport:
+class ResumeReport(Struct, frozen=True):
     """The results for nodes that a terminal snapshot had made read-only; `asked` are all primaries."""
 
     results: tuple[ThawResult, ...]

@@ -7,11 +7,12 @@ of the primary, and fleet.toml need not be edited. Every command finds the roles
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import psycopg
+from msgspec import Struct
 
 from cutline.fleet.config import Fleet, Node
 from cutline.nodes.watch import NodeAnswers, NodesQuery
@@ -21,8 +22,7 @@ ASKING_SECONDS_MAX = 5.0
 SERVER_QUERY = "SELECT pg_is_in_recovery(), (pg_control_system()).system_identifier::text"
 
 
-@dataclass(frozen=True, slots=True)
-class ServerState:
+class ServerState(Struct, frozen=True):
     """Whether a server is a standby, and the system identifier that it shares with the other servers of its shard."""
 
     is_in_recovery: bool
@@ -87,8 +87,7 @@ def _at(node: Node, other: Node) -> Node:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class CurrentRoles(Generic[Answer]):
+class CurrentRoles(Struct, Generic[Answer], frozen=True):
     """The fleet with promoted standbys in their primaries' places, these standbys by primary, and the answers by node.
 
     Each answer is that of the server that has the node's role now.

@@ -6,10 +6,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import psycopg
+from msgspec import Struct, field, structs
 
 from cutline.fleet.chain_ids import with_chain_ids
 from cutline.fleet.config import Fleet, KnownServer, Node
@@ -61,8 +62,7 @@ HOST_SECONDS_MAX = "2"
 WITHOUT_STANDBYS = "; to take a full snapshot without standbys: snapshot create NAME --only-primary"
 
 
-@dataclass(frozen=True, slots=True)
-class Absence:
+class Absence(Struct, frozen=True):
     """Why a command does without a standby, and what to do there, if that is known.
 
     If it `has_ended`, the standby's copy in the chain can't be continued.
@@ -73,8 +73,7 @@ class Absence:
     remedy: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Sessions:
+class Sessions(Struct, frozen=True):
     """One open session per node, and the nodes' identities. `renew` replaces a lost session.
 
     `chosen` are the nodes that the command wanted to use. `absent` are the standbys that it does without, by node, and
@@ -104,7 +103,7 @@ class Sessions:
         """
         fleet = with_chain_ids(self.fleet, renamed)
         ids = {node.listed_id: node.id for node in fleet.nodes}
-        return replace(
+        return structs.replace(
             self,
             fleet=fleet,
             chosen=tuple(fleet.node(ids.get(node.id, node.id)) for node in self.chosen),
@@ -305,12 +304,11 @@ def open_sessions(
             fleet = with_exchanged(fleet, changed.promoted)
             chosen = tuple(fleet.node(node.id) for node in chosen)
             sessions = stack.enter_context(_open_as_listed(fleet, chosen, options, away))
-            sessions = replace(sessions, promoted=changed.promoted)
+            sessions = structs.replace(sessions, promoted=changed.promoted)
         yield sessions
 
 
-@dataclass(frozen=True, slots=True)
-class _Options:
+class _Options(Struct, frozen=True):
     """The options of open_sessions."""
 
     unfit_hint: str

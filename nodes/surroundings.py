@@ -7,10 +7,10 @@ Nothing here keeps a snapshot from being taken. What only its manager knows of a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from msgspec import Struct
 
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.messages import name_nodes
@@ -44,8 +44,7 @@ SELECT current_database(),
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(Struct, frozen=True):
     """The facts about one server that the warnings depend on.
 
     `database` is the server's name of the node's database, and `managers` are names of MARKS. `idle_timeout_seconds` is
@@ -65,8 +64,7 @@ class Surroundings:
     wal_file_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class SurroundingsWarning:
+class SurroundingsWarning(Struct, frozen=True):
     """A warning about some nodes, with its stable name, and what to do."""
 
     name: str

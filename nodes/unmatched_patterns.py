@@ -7,9 +7,11 @@ should leave out. On some shards a pattern may match nothing.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from cutline.fleet.config import GroupRules
 from cutline.fleet.messages import list_some
@@ -37,8 +39,7 @@ EFFECTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class UnmatchedPattern:
+class UnmatchedPattern(Struct, frozen=True):
     """A pattern that matches no table; `rule` is its list in [groups], and `similar` says what it may have meant.
 
     `option` is the option that gave it, "" if it is from fleet.toml.
@@ -76,8 +77,7 @@ def find_unmatched(sessions: Sessions, rules: GroupRules, known: GroupRules | No
     return unmatched_of(patterns, relations)
 
 
-@dataclass(frozen=True, slots=True)
-class Relations:
+class Relations(Struct, frozen=True):
     """The names of a fleet's tables and views, and those of the partitions of each partitioned table."""
 
     tables: dict[str, None] = field(default_factory=dict)

@@ -14,10 +14,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import psycopg
+from msgspec import Struct
 from psycopg.conninfo import make_conninfo
 
 from cutline.fleet.config import Node
@@ -32,8 +32,7 @@ from cutline.storage.process_limits import is_used_up
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class NodeAnswers(Generic[T]):
+class NodeAnswers(Struct, Generic[T], frozen=True):
     """The answers, keyed by node; for each node that did not answer, the reason."""
 
     found: Mapping[str, T]
@@ -122,8 +121,7 @@ def silent_error(silent: Mapping[str, float]) -> SilentNodeError:
 Answer = list[tuple[Any, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(Struct, frozen=True):
     """What a watch also asks its nodes, every `seconds`.
 
     `tell` gets the node's id and the rows, in the watch's thread: it must not wait. The query must name nothing outside
@@ -279,8 +277,7 @@ def _concerns(entry: tuple[Callable[[], object], frozenset[str] | None], node: s
     return entry[1] is None or node in entry[1]
 
 
-@dataclass(frozen=True, slots=True)
-class WatchOfSome:
+class WatchOfSome(Struct, frozen=True):
     """A watch for work on some `nodes`: only their silence counts."""
 
     watch: Watch
@@ -291,8 +288,7 @@ class WatchOfSome:
         return self.watch.on_silence(act, self.nodes)
 
 
-@dataclass(slots=True)
-class _Probe:
+class _Probe(Struct):
     """The watch's session on one node, and its query in flight."""
 
     node: Node

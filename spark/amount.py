@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from cutline.fleet.cores import cores_of
 from cutline.storage.location import S3_PROTOCOLS, StoreLocation
@@ -17,8 +17,7 @@ CHANGES_MAX = 4_000_000
 FOLDERS = ("file", "local")
 
 
-@dataclass(frozen=True, slots=True)
-class Amount:
+class Amount(Struct, frozen=True):
     """About how much work a command's jobs have.
 
     `page_bytes` counts the pages of tables, or what stored rows would take in pages; None if that is unknown. `rows`

@@ -15,9 +15,10 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+
+from msgspec import Struct
 
 from cutline.fleet.own_process import is_own_alone
 from cutline.storage.errors import RefusedError
@@ -49,8 +50,7 @@ class NoJavaError(RefusedError):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Java:
+class Java(Struct, frozen=True):
     """A Java for Spark. `launch_home` is the value for JAVA_HOME; `home` is the folder of the runtime itself."""
 
     launch_home: Path

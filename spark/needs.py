@@ -9,7 +9,8 @@ import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from cutline.fleet.config import Node
 from cutline.nodes.connections import connect
@@ -38,8 +39,7 @@ class StoreNotSharedError(RefusedError):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutorNeeds:
+class ExecutorNeeds(Struct, frozen=True):
     """The store, whether tasks write to it, and the nodes that they connect to.
 
     `wait_seconds` is the time to wait for an executor. `key` and `body` belong to an object that the driver has read or

@@ -15,12 +15,13 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path, PurePosixPath
+
+from msgspec import Struct
 
 from cutline.storage.errors import RefusedError
 
@@ -60,8 +61,7 @@ class PackError(RefusedError):
     """The archive can't be created."""
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
+class Packed(Struct, frozen=True):
     """The archive: its file, its size in bytes, its files and packages, and the build and Python that it is for."""
 
     file: Path

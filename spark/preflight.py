@@ -16,9 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as AnswerTimeoutError
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from cutline.fleet.config import has_executors
 from cutline.fleet.messages import list_some
@@ -108,8 +110,7 @@ class NoExecutorError(UnreachableError):
     """The cluster's master has not granted any executors."""
 
 
-@dataclass(frozen=True, slots=True)
-class Examined:
+class Examined(Struct, frozen=True):
     """An executor's answer, and the times when the driver asked for it and received it, in seconds since 1970."""
 
     found: Mapping[str, Any]

@@ -6,8 +6,9 @@ import pickle
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from cutline.spark.driver_session import runs_in_driver
 from cutline.spark.task_processes import InDriver
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 ROOM_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class _Packed:
+class _Packed(Struct, frozen=True):
     """A value that is pickled as plain bytes. Unpickling returns the value itself, with read-only arrays."""
 
     value: Any

@@ -22,10 +22,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from msgspec import Struct, field
 
 from cutline.columns.python_workers import FirstWork, begin_task, first_work
 from cutline.fleet.crash_points import CrashPoint
@@ -221,8 +222,7 @@ def _no_nodes(_: Any) -> Iterable[str]:
 
 
 # In Python 3.11 a generic frozen dataclass can't have slots.
-@dataclass(frozen=True)
-class Dealing(Generic[Task]):
+class Dealing(Struct, Generic[Task], frozen=True):
     """How to distribute tasks: a task's bytes, the nodes on which it opens sessions, and how many each node allows.
 
     In the driver, `per_core` tasks run at once for each core: more than one if the tasks also wait for servers.
@@ -234,8 +234,7 @@ class Dealing(Generic[Task]):
     per_core: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Cores:
+class Cores(Struct, frozen=True):
     """How many cores a session's executors have now, and the most tasks that they may ever run at once."""
 
     now: int

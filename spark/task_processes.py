@@ -28,10 +28,11 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn
+
+from msgspec import Struct
 
 from cutline.nodes.open_sessions import stoppable_sessions
 from cutline.spark.task_progress import following
@@ -48,8 +49,7 @@ JOB = struct.Struct("q")
 _jobs = itertools.count()
 
 
-@dataclass(frozen=True, slots=True)
-class InDriver:
+class InDriver(Struct, frozen=True):
     """A value for tasks that run in the driver, with the attributes of a broadcast that they use."""
 
     value: Any

@@ -9,10 +9,11 @@ from __future__ import annotations
 import errno
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
+
+from msgspec import Struct
 
 from cutline.storage.clock import utc_now
 from cutline.storage.digest import digest_of, read_pieces
@@ -39,8 +40,7 @@ from cutline.storage.store import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class FsspecStore:
+class FsspecStore(Struct, frozen=True):
     """An ObjectStore in the folder `root` of an fsspec file system, which must not cache listings."""
 
     url: str

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC
 from typing import Any
+
+from msgspec import Struct
 
 from cutline.storage.digest import digest_of, read_pieces
 from cutline.storage.errors import SnapshotError
@@ -42,8 +43,7 @@ from cutline.storage.store import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class S3Store:
+class S3Store(Struct, frozen=True):
     """An ObjectStore in `root`, which is a bucket or a folder in a bucket: `bucket/folder`."""
 
     url: str

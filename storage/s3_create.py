@@ -26,9 +26,10 @@ import math
 import os
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
+
+from msgspec import Struct, field
 
 from cutline.storage.errors import SnapshotError
 from cutline.storage.s3_client import CLEAN_UP_SECONDS_MAX, S3Client, wait_for
@@ -56,8 +57,7 @@ ABORTS_MAX = 3
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Creation:
+class Creation(Struct, frozen=True):
     """One create of a key; `address` is the object's address as S3 parameters, `put_id` a unique id."""
 
     client: S3Client

@@ -19,7 +19,8 @@ import random
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from cutline.storage.s3_failures import (
     is_answer,
@@ -44,8 +45,7 @@ OUTAGE_SECONDS_MAX = 120.0
 RATE_MIN, RATE_GAIN, RATE_MAX = 1.0, 2.0, 200.0
 
 
-@dataclass(frozen=True, slots=True)
-class Retries:
+class Retries(Struct, frozen=True):
     """Retry limits: a request is repeated for `seconds_max` after its first failure, plus the time its bytes may take.
 
     If the store has never answered, the limit is `first_seconds_max`, because a wrong address or clock is more likely
@@ -69,8 +69,7 @@ class Retries:
         return retry_after_seconds(error) + random.uniform(0, min(first * 2**doublings, most))
 
 
-@dataclass(slots=True)
-class Pace:
+class Pace(Struct):
     """The state shared by all requests from a process to a store. Used in one event loop only.
 
     After the store has asked for fewer requests, `rate` requests may start per second: at first half as many as before,
@@ -133,8 +132,7 @@ class Pace:
         return self.failing_since
 
 
-@dataclass(slots=True)
-class Tries:
+class Tries(Struct):
     """The attempts at one request. `size_bytes` is the number of bytes to send or, once it is known, to receive."""
 
     retries: Retries

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 from cutline.storage.clock import utc_now
 from cutline.storage.s3_client import S3Client
@@ -28,16 +29,14 @@ UNLISTED_STATUSES = (400, 403, 405, 501)
 REFUSALS = {"AccessDenied", "InvalidRequest", "MethodNotAllowed", "ObjectLocked"}
 
 
-@dataclass(frozen=True, slots=True)
-class Version:
+class Version(Struct, frozen=True):
     """One version of a key; a delete marker has no content, but hides the versions before it."""
 
     id: str
     is_marker: bool
 
 
-@dataclass(frozen=True, slots=True)
-class VersionedDeletion:
+class VersionedDeletion(Struct, frozen=True):
     """The deletion of an object; `address` is the object's address as S3 parameters."""
 
     client: S3Client

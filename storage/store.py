@@ -11,10 +11,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
 from typing import Protocol, TypeAlias, runtime_checkable
+
+from msgspec import Struct
 
 from cutline.storage.errors import IndeterminateError, RefusedError, SnapshotError, UnreachableError
 
@@ -31,8 +32,7 @@ KEY = re.compile(f"{SEGMENT}(?:/{SEGMENT})*")
 _stopped: ContextVar[threading.Event | None] = ContextVar("stopped", default=None)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Listed:
+class Listed(Struct, frozen=True, order=True):
     """An object in a listing: its size in bytes, and when it was created, according to the store's clock."""
 
     key: str
@@ -40,8 +40,7 @@ class Listed:
     created_at: datetime
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Unfinished:
+class Unfinished(Struct, frozen=True, order=True):
     """The leftover from a dead create. It is not an object and is not listed, but it takes up space.
 
     `id` is meaningful only to the store. `key` is the key of the create, "" if unknown. `size_bytes` is the known size.
@@ -246,8 +245,7 @@ class DeletionRefusedError(RefusedError):
         self.until = until
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(Struct, frozen=True):
     """A failed request, described independently of the store's library."""
 
     reason: str

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol, cast
+
+from msgspec import Struct
 
 from cutline.storage.errors import RefusedError
 from cutline.storage.store import ObjectStore
@@ -45,8 +46,7 @@ class StoredForm(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class AsWritten:
+class AsWritten(Struct, frozen=True):
     """The StoredForm of a store that keeps objects as written."""
 
     raw: ObjectStore

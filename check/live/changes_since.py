@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import psycopg
 import pyarrow as pa
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from cutline.check.live.ordered_snapshots import SnapshotBounds
 from cutline.columns.arrow_numbers import to_mask, to_numpy
@@ -59,8 +60,7 @@ class ChangesUnknownError(RefusedError):
     """It is not known which rows were written since a cut."""
 
 
-@dataclass(slots=True)
-class Touched:
+class Touched(Struct):
     """The hashes of the keys (without a key: of the lines) that were written since a cut, by group number.
 
     `truncated` are the groups that were truncated since.
@@ -103,8 +103,7 @@ class Touched:
         return np.isin(identities, hashes)
 
 
-@dataclass(frozen=True, slots=True)
-class ChangesSince:
+class ChangesSince(Struct, frozen=True):
     """Finds rows that were written on a primary after the last cut of `chain`, or that the cut has before sessions do.
 
     `groups` and `tables` are those whose changes matter, by number. `running` are the transactions that ran before any

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import psycopg
 import pyarrow as pa
+from msgspec import Struct
+from msgspec.structs import replace
 
 from cutline.check.live.changes_since import ChangesSince, Touched
 from cutline.check.live.entries import (
@@ -124,8 +125,7 @@ def _has_same_columns(stored: Group, live: Group) -> bool:
     return forms[0] == forms[1]
 
 
-@dataclass(frozen=True, slots=True)
-class CutSource:
+class CutSource(Struct, frozen=True):
     """A primary that is compared: its session, and what decides which of its rows were written since the cut.
 
     `states` are those of its tables before any row was read. `since` is None if the database does not belong to the
@@ -207,8 +207,7 @@ class _Verdicts(NamedTuple):
     unproven: dict[tuple[int, int], str]
 
 
-@dataclass(frozen=True, slots=True)
-class CutComparison:
+class CutComparison(Struct, frozen=True):
     """A comparison of running primaries with the last cut of a chain. The sources are numbered from 0."""
 
     chain: Chain

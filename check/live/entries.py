@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import Struct
+from msgspec.structs import replace
 
 from cutline.check.live.ordered_snapshots import take_snapshot
 from cutline.check.live.pages import (
@@ -102,8 +103,7 @@ class CutComparisonError(RefusedError):
     """The snapshot can't be compared with the databases, because it is damaged."""
 
 
-@dataclass(frozen=True, slots=True)
-class CutShard:
+class CutShard(Struct, frozen=True):
     """A primary that is compared with the cut: its number in the job, its tables and the chain's groups by number.
 
     `whole` are the oids of the tables that are copied whole.
@@ -116,8 +116,7 @@ class CutShard:
     whole: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True)
-class LiveUnit:
+class LiveUnit(Struct, frozen=True):
     """Ranges of a shard's tables that a session reads in a snapshot of its own; `numbers` are those of the groups."""
 
     shard: int
@@ -369,8 +368,7 @@ def compare_entries(entries: DataFrame, buckets: RowBuckets) -> pa.Table:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(Struct, frozen=True):
     """Compares the rows of a Spark task: reduces them to those that differ, at most `rows_max`, and totals."""
 
     rows_max: int

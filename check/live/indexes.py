@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from msgspec import Struct
 
 from cutline.check.live.report import INDEX, UNREADABLE, LiveConflict, LiveReport
 from cutline.fleet.config import Node
@@ -53,8 +53,7 @@ FORK_OR_SEGMENT = re.compile(r"(?:_(?:fsm|vm|init))?(?:\.\d+)?$")
 NUMBER = re.compile(r"\b\d+\b")
 
 
-@dataclass(frozen=True, slots=True)
-class IndexOf:
+class IndexOf(Struct, frozen=True):
     """A B-tree index of the table `table`, or of its TOAST table; `name` is quoted for SQL, `bare_name` is not.
 
     `file` and `table_file` are the paths of the index and of the table in the data directory.
@@ -69,8 +68,7 @@ class IndexOf:
     table_file: str
 
 
-@dataclass(frozen=True, slots=True)
-class OtherDamage:
+class OtherDamage(Struct, frozen=True):
     """Damage of another relation than the index: `page` of the table itself, if it is known."""
 
     what: str

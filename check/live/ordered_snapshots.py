@@ -24,10 +24,10 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from msgspec import Struct
 
 from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
@@ -59,8 +59,7 @@ class SnapshotOrderError(RefusedError):
     """No snapshot of a primary shows all that its standby shows: a commit waits for a synchronous standby."""
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotBounds:
+class SnapshotBounds(Struct, frozen=True):
     """A snapshot, as pg_current_snapshot() prints it: `running` is empty on a standby.
 
     All transactions before `xmin` have ended, and none from `xmax` on is shown.
@@ -79,8 +78,7 @@ class SnapshotBounds:
         return cls(int(match[1]), int(match[2]), tuple(map(int, match[3].split(",") if match[3] else ())))
 
 
-@dataclass(frozen=True, slots=True)
-class LiveSnapshot:
+class LiveSnapshot(Struct, frozen=True):
     """A snapshot that tasks can import as `exported` until its block ends."""
 
     node: Node
@@ -103,16 +101,14 @@ def take_snapshot(node: Node) -> Iterator[LiveSnapshot]:
             connection.close()
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotTurn:
+class SnapshotTurn(Struct, frozen=True):
     """A snapshot of the primary, and later snapshots of its standbys, keyed by node."""
 
     primary: LiveSnapshot
     standbys: Mapping[str, LiveSnapshot]
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(Struct, frozen=True):
     """A primary and its standbys, and a session on each of them outside of any transaction."""
 
     primary: Node

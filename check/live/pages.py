@@ -15,11 +15,12 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import psycopg
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from cutline.check.hashing import Sums, combine_all, combine_hashes, differing_keys
 from cutline.columns.bytes_column import Bytes, BytesColumn, Flags, Hashes, Ints, from_list, gather, xxhash64
@@ -84,16 +85,14 @@ def _query(group: Group, condition: str) -> str:
     return f"COPY (SELECT {columns} FROM ONLY {qualify(group)}{where}) TO STDOUT (ENCODING '{RAW}')"
 
 
-@dataclass(frozen=True, slots=True)
-class ImportedSnapshot:
+class ImportedSnapshot(Struct, frozen=True):
     """A node and its exported snapshot."""
 
     node: Node
     exported: str
 
 
-@dataclass(frozen=True, slots=True)
-class BadRange:
+class BadRange(Struct, frozen=True):
     """Pages from `low` up to, but not including, `high` that `node` can't print; None: to the table's end.
 
     `text` is the server's message. `is_damaged`: it reports damaged data or a faulty disk.
@@ -107,8 +106,7 @@ class BadRange:
     is_damaged: bool
 
 
-@dataclass(slots=True)
-class NodeRead:
+class NodeRead(Struct):
     """What reading a node's ranges has collected; `filenodes` are those of the tables while they were read."""
 
     found: list[Any] = field(default_factory=list)
@@ -117,8 +115,7 @@ class NodeRead:
     bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RangeReader:
+class RangeReader(Struct, frozen=True):
     """Reads ranges in a node's snapshot, as `versions_query` prints them; the tables in `whole` are copied whole.
 
     `collect` reduces some lines of a range to the value that is kept of them.
@@ -268,8 +265,7 @@ def fields_after(lines: BytesColumn, count: int) -> BytesColumn:
     return gather(lines.data, starts, ends - starts)
 
 
-@dataclass(frozen=True, slots=True)
-class CompareTask:
+class CompareTask(Struct, frozen=True):
     """Ranges of a shard's tables, `size` bytes in total, to be compared in the primary's and the standbys' snapshots.
 
     `whole` are the oids of the tables that are copied whole.
@@ -288,8 +284,7 @@ class CompareTask:
         return (self.primary.node.id, *(reading.node.id for reading in self.standbys))
 
 
-@dataclass(frozen=True, slots=True)
-class CompareReport:
+class CompareReport(Struct, frozen=True):
     """The pages that differ on each standby, as columns oid and page; for a table that is copied whole, its parts.
 
     `rows` are the primary's rows on the pages that all nodes could read. `bytes` were read on the primary, where the
@@ -349,8 +344,7 @@ def is_bad_page(pages: Ints, bad: Sequence[BadRange]) -> Flags:
     return is_bad
 
 
-@dataclass(frozen=True, slots=True)
-class ConfirmTask:
+class ConfirmTask(Struct, frozen=True):
     """Pages that differed between a primary and a standby, to be read in snapshots by turns: P1, Q1, P2 and Q2.
 
     `parts` are the parts of the tables in `whole` that differed, as columns oid and part. Up to `rows_max` rows of each
@@ -370,8 +364,7 @@ class ConfirmTask:
         return tuple(reading.node.id for reading in self.turns[:2])
 
 
-@dataclass(frozen=True, slots=True)
-class NamedVersion:
+class NamedVersion(Struct, frozen=True):
     """A row version at `place` (ctid), and its lines on the primary and on the standby, None where it is not.
 
     `identity` is the hash of its key; None in a table without a key.
@@ -384,8 +377,7 @@ class NamedVersion:
     standby: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class TableDifference:
+class TableDifference(Struct, frozen=True):
     """Proven differences of a table: rows with other contents on the standby, or that are missing or extra there.
 
     `pages` are all pages with such rows. `unproven` lines of a table that is copied whole differed in both turns.
@@ -400,8 +392,7 @@ class TableDifference:
     unproven: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ConfirmReport:
+class ConfirmReport(Struct, frozen=True):
     """The differences, and the tables whose files were replaced meanwhile: nothing is known about these."""
 
     differences: tuple[TableDifference, ...] = ()
@@ -411,8 +402,7 @@ class ConfirmReport:
     failed: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Versions:
+class Versions(Struct, frozen=True):
     """Row versions that a snapshot shows: rows of (oid, page, item), and a hash of place, xmin and contents."""
 
     places: Ints
@@ -529,8 +519,7 @@ def _name(task: ConfirmTask, oid: int, group: Group, missing: Versions, extra: V
         yield NamedVersion(shown(key), identity, name, *texts)
 
 
-@dataclass(frozen=True, slots=True)
-class LineAt:
+class LineAt(Struct, frozen=True):
     """The key and the line of the row version at a place, its xmin, and the table's file that contains the place."""
 
     key: bytes

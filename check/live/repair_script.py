@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from cutline.check.live.report import INDEX, STANDBY_ROWS, UNREADABLE, LiveConflict, LiveReport, LiveVersion, RowRepair
 from cutline.fleet.table_names import quote_identifier, unquote_identifier
@@ -95,8 +96,7 @@ def repair_script(report: LiveReport) -> str:
     return "\n".join(lines) + "\n"
 
 
-@dataclass(frozen=True, slots=True)
-class _Section:
+class _Section(Struct, frozen=True):
     """Statements for the database of the primary `node`, and comments before and after them.
 
     `can_roll_back`: the statements end with ROLLBACK; otherwise, the operator must allow them by a variable.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from msgspec import Struct, field
+from msgspec.structs import asdict
+
 from cutline.check.report import EXIT_CODES, Skipped
+from cutline.fleet.record import to_builtins
 from cutline.nodes.baseline import NodeIdentity
 from cutline.nodes.groups import Group
 from cutline.snapshots.records.operation_records import CONFLICTS, INCONCLUSIVE, ONE_COPY, VALID, CheckResult
@@ -26,8 +29,7 @@ STANDBY_ROWS, UNREADABLE, CUT_ROWS, APPEND_ONLY, INDEX = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LiveCopy:
+class LiveCopy(Struct, frozen=True):
     """A row in a copy: its `line`, which ends with … if it is longer; None if the copy lacks the row.
 
     `of` is a node, or the snapshot that the row was compared with. `note` says how often the line occurs if a table has
@@ -46,8 +48,7 @@ class LiveCopy:
         return f"{self.line}  ({self.note})" if self.note else self.line
 
 
-@dataclass(frozen=True, slots=True)
-class LiveRow:
+class LiveRow(Struct, frozen=True):
     """A row that copies have differently. `place` is its ctid, if known; `key` is "" in a table without a key."""
 
     key: str
@@ -55,8 +56,7 @@ class LiveRow:
     copies: tuple[LiveCopy, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LiveConflict:
+class LiveConflict(Struct, frozen=True):
     """Something that is wrong in a running database, or in the snapshot that it was compared with.
 
     `pages` are the first of the pages of `group` that are affected. `index` is the index's name, quoted for SQL.
@@ -78,11 +78,11 @@ class LiveConflict:
 
     def to_json(self) -> dict[str, Any]:
         """Return the conflict for the JSON document."""
-        return asdict(self)
+        document: dict[str, Any] = to_builtins(self)
+        return document
 
 
-@dataclass(frozen=True, slots=True)
-class LiveVersion:
+class LiveVersion(Struct, frozen=True):
     """A row version of a database: its place (ctid), its xmin, and its line in the database's encoding.
 
     `file` is the table's file (filenode) that contains the place; None if it is not known.
@@ -94,8 +94,7 @@ class LiveVersion:
     line: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class RowRepair:
+class RowRepair(Struct, frozen=True):
     """Rows with one key (without a key: equal lines) that the database of `node` and the cut have differently.
 
     The cut has `left` rows that the database lacks, all with the line `stored`; None if there are none, or if the line
@@ -115,8 +114,7 @@ class RowRepair:
     unproven: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class UnprovenRows:
+class UnprovenRows(Struct, frozen=True):
     """`differing` rows of a table that differ from the cut, which proves nothing, for the reason `why`.
 
     `rows` are some of them, if rows were requested.
@@ -129,8 +127,7 @@ class UnprovenRows:
     rows: tuple[LiveRow, ...] = ()
 
 
-@dataclass(slots=True)
-class LiveCompared:
+class LiveCompared(Struct):
     """The amounts that were compared between a primary and its standbys; a row that was read again counts again.
 
     Of `tables`, `partial_tables` were compared except for pages that a node could not read; `rows` leaves these out.
@@ -143,8 +140,7 @@ class LiveCompared:
     indexes: int = 0
 
 
-@dataclass(slots=True)
-class CutCompared:
+class CutCompared(Struct):
     """How the rows of a primary compare with those at the cut.
 
     `equal` rows are the same, `written` rows differ because they were written since, and the `differing` rows differ
@@ -163,8 +159,7 @@ class CutCompared:
             setattr(self, name, getattr(self, name) + amount)
 
 
-@dataclass(slots=True)
-class ShardReport:
+class ShardReport(Struct):
     """The report on a primary, its `standbys`, and the comparison with the cut, if there was one.
 
     The standbys in `away` could not be reached when the check began.
@@ -177,8 +172,7 @@ class ShardReport:
     cut: CutCompared | None = None
 
 
-@dataclass(slots=True)
-class LiveReport:
+class LiveReport(Struct):
     """The report on all shards. `snapshot` and `increment` name the cut that the databases were compared with.
 
     `repairs` are the rows for a repair script. `encodings` and `identities` are keyed by node, and `quoted` has the
@@ -247,10 +241,10 @@ class LiveReport:
             "snapshot": self.snapshot,
             "increment": self.increment,
             "seconds": round(self.seconds, 3),
-            "shards": [asdict(shard) for shard in self.shards],
+            "shards": to_builtins(self.shards),
             "conflicts": [conflict.to_json() for conflict in self.conflicts],
             "skipped": [asdict(part) for part in self.skipped],
-            "unproven": [asdict(rows) for rows in self.unproven],
+            "unproven": to_builtins(self.unproven),
             "unreachable": [{"node": node, "why": why} for node, why in self.unreachable.items()],
         }
 

@@ -13,12 +13,13 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import psycopg
+from msgspec import Struct, field, structs
 
 from cutline.check.live.changes_since import ChangesSince, running_transactions
 from cutline.check.live.cut_comparison import CutComparison, CutSource, match_tables
@@ -125,8 +126,7 @@ WHY_UNPROVEN = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LiveRequest:
+class LiveRequest(Struct, frozen=True):
     """The options of a check of running databases.
 
     `name` is the snapshot whose newest cut is compared as well. Up to `rows` rows are named for each table that
@@ -230,8 +230,7 @@ def _lost_list(chain: Chain) -> LostList | None:
     return next((entry for entry in entries if isinstance(entry, LostList)), None)
 
 
-@dataclass(frozen=True, slots=True)
-class _LiveNodes:
+class _LiveNodes(Struct, frozen=True):
     """All nodes of the fleet, with a session on each of them, and their identities."""
 
     by_node: Mapping[Node, psycopg.Connection[Any]]
@@ -262,8 +261,7 @@ def _live_nodes(sessions: Sessions, report: LiveReport) -> Iterator[_LiveNodes]:
         yield _LiveNodes(by_node, identities)
 
 
-@dataclass(frozen=True, slots=True)
-class _Unit:
+class _Unit(Struct, frozen=True):
     """Ranges that one task reads, and how often that has failed."""
 
     ranges: tuple[PageRange, ...]
@@ -271,8 +269,7 @@ class _Unit:
     tries: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Suspects:
+class Suspects(Struct, frozen=True):
     """Pages of a table that differed on a standby, and how often they could not be read again."""
 
     standby: str
@@ -281,8 +278,7 @@ class Suspects:
     tries: int = 0
 
 
-@dataclass(slots=True)
-class _Finding:
+class _Finding(Struct):
     """The rows of a table that are proven to differ on a standby."""
 
     changed: int = 0
@@ -306,8 +302,7 @@ class _Finding:
         self.rows += more.rows[: rows_max - len(self.rows)]
 
 
-@dataclass(slots=True)
-class _ShardCheck:
+class _ShardCheck(Struct):
     """A shard, the units that are left to read, and the findings about it.
 
     `whole` are the oids of tables that are copied whole. `standbys` are those that keep up with their primary.
@@ -366,8 +361,7 @@ class _ShardCheck:
         self.suspects.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class _Away:
+class _Away(Struct, frozen=True):
     """Continues the checks without nodes that are lost, and notes these in the report."""
 
     report: LiveReport
@@ -524,8 +518,7 @@ class _NamedRow(NamedTuple):
     identity: int
 
 
-@dataclass(slots=True)
-class _LiveRun:
+class _LiveRun(Struct):
     """One check of running databases, its Spark session, and the shards that it compares."""
 
     request: LiveRequest
@@ -691,7 +684,7 @@ class _LiveRun:
             ranges = [
                 PageRange(tables[part.oid].group, part.oid)
                 if part.oid in check.whole
-                else replace(part, group=tables[part.oid].group)
+                else structs.replace(part, group=tables[part.oid].group)
                 for part in unit.ranges
                 if part.oid in tables
             ]
@@ -772,8 +765,8 @@ class _LiveRun:
                 continue
             some = one.pages[: max(CONFIRMED_AT_ONCE - pages, 0)]
             pages += len(some)
-            chosen += [replace(one, pages=some)] if len(some) else []
-            left += [replace(one, pages=one.pages[len(some) :])] if len(some) < len(one.pages) else []
+            chosen += [structs.replace(one, pages=some)] if len(some) else []
+            left += [structs.replace(one, pages=one.pages[len(some) :])] if len(some) < len(one.pages) else []
         check.suspects = left
         return chosen
 
@@ -817,7 +810,7 @@ class _LiveRun:
             if not is_unknown and one.oid not in unproven:
                 continue
             if one.tries + 1 < TRIES:
-                check.suspects.append(replace(one, tries=one.tries + 1))
+                check.suspects.append(structs.replace(one, tries=one.tries + 1))
             elif one.oid in renamed:
                 self.report.skip(f"{check.name(one.oid)} on {one.standby}", RENAMED)
             elif one.oid in unproven:
@@ -918,7 +911,7 @@ def together(suspects: Iterable[Suspects]) -> Iterator[list[Suspects]]:
     for one in suspects:
         left = one.pages
         while len(left):
-            some.append(replace(one, pages=left[:room]))
+            some.append(structs.replace(one, pages=left[:room]))
             left, room = left[room:], room - len(left[:room])
             if room == 0:
                 yield some

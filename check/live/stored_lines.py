@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from cutline.check.live.pages import SHOWN_BYTES, shown
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
@@ -60,8 +60,7 @@ class RowAtCut(NamedTuple):
     identity: int
 
 
-@dataclass(frozen=True, slots=True)
-class LineAtCut:
+class LineAtCut(Struct, frozen=True):
     """The key and the line of a row in a chain's state. `is_cut`: only the beginning of the line is known.
 
     If nothing is known of the row, not even whether it is there, `unknown` is the reason.
@@ -78,8 +77,7 @@ class LineAtCut:
         return shown(self.line)
 
 
-@dataclass(frozen=True, slots=True)
-class WantedLines:
+class WantedLines(Struct, frozen=True):
     """The rows that a task looks for, as arrays that belong together, and how much of a line it returns."""
 
     groups: Ints

@@ -6,12 +6,12 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from msgspec import UNSET
+from msgspec import UNSET, Struct
+from msgspec.structs import asdict, replace
 
 from cutline.check.named_rows import ROWS_DIFFER
 from cutline.check.report import (
@@ -261,8 +261,7 @@ def check(
                 raise typer.Exit(code)
 
 
-@dataclass(frozen=True, slots=True)
-class LiveOptions:
+class LiveOptions(Struct, frozen=True):
     """The options that belong to --live."""
 
     live: bool
@@ -358,8 +357,7 @@ def check_request(request: CheckRequest, *, restorable: bool) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class CheckRun:
+class CheckRun(Struct, frozen=True):
     """A check that ended: its report, that on the rows that a restore would load, and warnings, which stderr has."""
 
     report: CheckReport

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.hooks import with_hooks

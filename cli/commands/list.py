@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec.structs import asdict
 
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.flat_list import conflicts_at, csv_rows, flat_rows, flat_table

@@ -6,10 +6,10 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import typer
+from msgspec.structs import asdict
 
 from cutline.cli.output.arguments import DryRun, Nodes, RestoredTo, SnapshotName, command_context
 from cutline.cli.output.confirmation import Yes, require_confirmation

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import asdict
 from datetime import datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import typer
+from msgspec.structs import asdict
 
 from cutline.cli.commands.list import entry_document
 from cutline.cli.commands.report import figures_document

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
 import typer
+from msgspec import Struct, field
 
 from cutline.cli.output.activity import what_text
 from cutline.cli.output.arguments import command_context
@@ -90,8 +90,7 @@ def watch_status(read: Callable[[], Lines], draw: Callable[[Lines], None]) -> No
         time.sleep(WATCH_SECONDS)
 
 
-@dataclass(frozen=True, slots=True)
-class StatusReport:
+class StatusReport(Struct, frozen=True):
     """The operations at the time `now`, and the nodes' answers.
 
     `unknown` says what to do about slots and publications on the nodes that are not of this store.

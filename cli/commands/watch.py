@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
 import typer
+from msgspec.structs import replace
 
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.results import emit

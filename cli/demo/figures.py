@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
+from msgspec import Struct, field
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -45,8 +45,7 @@ class ChapterName(StrEnum):
     DOWN = "down"
 
 
-@dataclass(frozen=True, slots=True)
-class TakenCut:
+class TakenCut(Struct, frozen=True):
     """A snapshot or increment and its timing, on the monotonic clock.
 
     `command` covers the whole command. `windows` contains one window per attempt: from shortly before the start markers
@@ -65,8 +64,7 @@ class TakenCut:
         return f"increment {self.commit.increment}" if self.commit.increment else "full snapshot"
 
 
-@dataclass(frozen=True, slots=True)
-class Disaster:
+class Disaster(Struct, frozen=True):
     """The deleted data and its node; `at` is on the monotonic clock."""
 
     node: str
@@ -75,8 +73,7 @@ class Disaster:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class BankFigures:
+class BankFigures(Struct, frozen=True):
     """The bank from its first transaction to its last; `began` and `ended` are on the monotonic clock.
 
     `p99_seconds` covers transactions outside all cuts; `p99_idle_seconds` covers those that ran while no command was
@@ -99,8 +96,7 @@ class BankFigures:
         return self.ended - self.began
 
 
-@dataclass(frozen=True, slots=True)
-class Chapter:
+class Chapter(Struct, frozen=True):
     """A chapter of the demo; `began` is on the monotonic clock."""
 
     name: ChapterName
@@ -108,8 +104,7 @@ class Chapter:
     seconds: float
 
 
-@dataclass(slots=True)
-class StoryReport:
+class StoryReport(Struct):
     """The measurements of the whole demo."""
 
     began: float

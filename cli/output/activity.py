@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from functools import partial
 
 import typer
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.results import progress
@@ -100,8 +101,7 @@ def activity(context: typer.Context, fleet: Fleet, kind: str, snapshot: str = ""
         yield found
 
 
-@dataclass(slots=True)
-class RecordedCommand:
+class RecordedCommand(Struct):
     """The activity of a command without an intent, and the fields of its outcome.
 
     Once it `is_begun`, others see it as `operation`. If the command raises, only `volumes` and `copied`, the work done

@@ -10,12 +10,12 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import Struct, field
 
 from cutline.cli.output.completing import complete_snapshots
 from cutline.cli.output.fleet_option import FLEET_VARIABLE, check_found, default_fleet_path
@@ -31,8 +31,7 @@ INCREMENT_DIGITS_MAX = 16
 PROGRESS_SCHEMA = "cutline/progress/1"
 
 
-@dataclass(frozen=True, slots=True)
-class CommandContext:
+class CommandContext(Struct, frozen=True):
     """The global options of an invocation. If `json` is set, stdout is exactly one JSON document.
 
     `given_fleet` is the file given with `--fleet`. `warnings` are the warnings about fleet.toml, which are known once

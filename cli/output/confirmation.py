@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
+from msgspec import Struct
 
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.results import answer, show_preview
@@ -46,8 +46,7 @@ class PlanChangedError(RefusedError):
     """A command would destroy something that the user did not confirm."""
 
 
-@dataclass(slots=True)
-class Confirmation:
+class Confirmation(Struct):
     """The confirmation of a command's plan: it `is_given` in advance, or the user `confirmed` these lines."""
 
     context: typer.Context

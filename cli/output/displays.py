@@ -13,10 +13,10 @@ from __future__ import annotations
 import json
 import threading
 import time
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, TextIO
 
+from msgspec import Struct, field
 from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
 from rich.progress import Progress as RichProgress
@@ -32,8 +32,7 @@ from cutline.storage.clock import utc_now
 NODES_MAX = 20
 
 
-@dataclass(slots=True)
-class StepProgress:
+class StepProgress(Struct):
     """The step in progress; `began_seconds` is on the monotonic clock."""
 
     name: str
@@ -53,8 +52,7 @@ class StepProgress:
         return f"{self.name}: {amount}{seconds_text(self.seconds)}"
 
 
-@dataclass(frozen=True, slots=True)
-class PointLines:
+class PointLines(Struct, frozen=True):
     """Lines about the points reached, shown if `wanted`; `began_seconds` is on the monotonic clock."""
 
     wanted: bool
@@ -234,7 +232,6 @@ class _Seconds(ProgressColumn):
 LINE_SECONDS = 1.0
 
 
-@dataclass(slots=True)
 class _ShownStep(StepPace):
     """The current step; when each node was last shown; and the nodes whose newest reading has not been shown yet."""
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import asdict
 
 from cutline.cli.output.tables import FittingTable, count_text, quantity_text, time_text
 from cutline.fleet.messages import list_some

@@ -11,11 +11,12 @@ import signal
 import sys
 import tempfile
 import traceback
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import typer
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from cutline.cli.output.results import write_document
 from cutline.cli.output.tables import name_fleet, printable
@@ -92,8 +93,7 @@ REQUIREMENTS = {
 _USAGE_MISTAKE: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
-@dataclass(frozen=True, slots=True)
-class CommandFailure:
+class CommandFailure(Struct, frozen=True):
     """The reported form of an error; `slug` is its stable name for scripts."""
 
     code: int

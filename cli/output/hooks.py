@@ -11,10 +11,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from urllib.parse import urlsplit, urlunsplit
 
 import typer
+from msgspec import Struct, field
 
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.failure import BUSY, CANCELLED, DONE, INTERRUPTED, CommandFailure, classify, unexpected
@@ -41,8 +41,7 @@ class HookFailedError(RefusedError):
     """The hook before a command failed, so the command was not begun."""
 
 
-@dataclass(slots=True)
-class HookedRun:
+class HookedRun(Struct):
     """A command that runs between its hooks: what it tells the hook after it.
 
     `operation` is the id of its operation, and `result` its result as JSON, once there are any. If the process

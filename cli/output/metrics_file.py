@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec import Struct, field
 
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.failure import DONE
@@ -38,8 +38,7 @@ FILE_MODE = 0o644
 INTERRUPTED_SECONDS_MAX = 3.0
 
 
-@dataclass(slots=True)
-class _Run:
+class _Run(Struct):
     command: str
     began: float = field(default_factory=time.monotonic)
     code: int = DONE

@@ -6,8 +6,10 @@ A node is shown in the role that its server has now; after a failover, the serve
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from cutline.cli.output.renewed import copy_document
 from cutline.cli.output.tables import Enumeration, seconds_text, size_text
@@ -25,8 +27,7 @@ from cutline.storage.store import ObjectStore
 from cutline.wal.drain.lags import LagsQuery, NodeLags, SlotLag
 
 
-@dataclass(frozen=True, slots=True)
-class NodeStatus:
+class NodeStatus(Struct, frozen=True):
     """A node's answer. `lock` is None for a standby; `archived` is the position up to which its WAL is in the store.
 
     `server` is the node of fleet.toml whose server has the role of `node`, "" if it is its own. `owners` are the chains

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
 from typing import Any
 
 import typer
 from msgspec import UNSET
+from msgspec.structs import asdict, replace
 
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.exact_point import exact_document, exact_plan_lines, exact_text

@@ -11,10 +11,12 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from cutline.cli.output.arguments import CommandContext, command_context
 from cutline.cli.output.displays import JsonProgress
@@ -183,16 +185,17 @@ def jsonable(document: Mapping[str, object]) -> object:
     return json.loads(json.dumps(document, default=_json_value, allow_nan=False))
 
 
-def _json_value(value: object) -> str:
+def _json_value(value: object) -> object:
     if isinstance(value, datetime):
         return time_text(value)
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, Struct):
+        return asdict(value)
     raise TypeError(f"a {type(value).__name__} has no JSON form")
 
 
-@dataclass(frozen=True, slots=True)
-class _Printable:
+class _Printable(Struct, frozen=True):
     drawn: RenderableType
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:

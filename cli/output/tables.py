@@ -22,9 +22,10 @@ import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple, TextIO
+
+from msgspec import Struct
 
 from cutline.cli.process.streams import ASCII_LEVELS as ASCII
 from cutline.cli.process.streams import BLOCKS as BLOCKS
@@ -260,8 +261,7 @@ class Shorter(NamedTuple):
 Cell = str | Shorter
 
 
-@dataclass(frozen=True, slots=True)
-class FittingTable:
+class FittingTable(Struct, frozen=True):
     """A table; a row has a cell for each title. `numbers` are the titles of right-aligned columns.
 
     `important` are titles in order of importance; the remaining columns follow, left to right, and the first column
@@ -338,8 +338,7 @@ class FittingTable:
         yield from _drawn(self.lines(options.max_width, options.encoding), "bold")
 
 
-@dataclass(frozen=True, slots=True)
-class Enumeration:
+class Enumeration(Struct, frozen=True):
     """`head: part, part` on one line in a pipe; on a terminal, further lines are indented."""
 
     head: str

@@ -17,9 +17,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TextIO
+
+from msgspec import Struct
 
 from cutline.fleet.own_files import find_private_folder
 from cutline.spark.session_folder import lasting_folder
@@ -33,8 +34,7 @@ PROGRAM = ("-P", "-c", "from cutline.cli.entry import main; main()")
 VARIABLE = "CUTLINE_STARTED_BY"
 
 
-@dataclass(slots=True)
-class _Starter:
+class _Starter(Struct):
     """The process that started this process. `pipe` is None once the operation has been reported."""
 
     pipe: int | None
@@ -83,8 +83,7 @@ class BackgroundDiedError(RefusedError):
     """The background process was killed before its operation started."""
 
 
-@dataclass(frozen=True, slots=True)
-class OutputFiles:
+class OutputFiles(Struct, frozen=True):
     """The files that a background command writes: its result, and its progress and errors."""
 
     result: Path
@@ -103,8 +102,7 @@ class OutputFiles:
             file.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True, slots=True)
-class DetachedCommand:
+class DetachedCommand(Struct, frozen=True):
     """A command that continues in the background."""
 
     operation: str
@@ -112,8 +110,7 @@ class DetachedCommand:
     files: OutputFiles
 
 
-@dataclass(frozen=True, slots=True)
-class EndedEarly:
+class EndedEarly(Struct, frozen=True):
     """The exit code and result of a command that ended, or was stopped, before its operation started."""
 
     code: int
@@ -157,8 +154,7 @@ def detach_command(words: Sequence[str], stderr: TextIO) -> DetachedCommand | En
     return ended
 
 
-@dataclass(frozen=True, slots=True)
-class _Relay:
+class _Relay(Struct, frozen=True):
     log: IO[bytes]
     stream: TextIO
 

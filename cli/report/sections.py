@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Sized
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from statistics import median
+
+from msgspec import Struct
 
 from cutline.cli.output.tables import age_text, count_text, moment_text, quantity_text, seconds_text, size_text
 from cutline.snapshots.listing.figures import (
@@ -34,24 +35,21 @@ class PartKind(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class TimeMark:
+class TimeMark(Struct, frozen=True):
     """A value at a point in time."""
 
     at: datetime
     value: float
 
 
-@dataclass(frozen=True, slots=True)
-class Shade:
+class Shade(Struct, frozen=True):
     """A marked period."""
 
     begin: datetime
     end: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class TimeRow:
+class TimeRow(Struct, frozen=True):
     """Values over time; `peak` is the text next to the label. If `is_level`, a value holds until the next mark."""
 
     label: str
@@ -61,16 +59,14 @@ class TimeRow:
     shades: tuple[Shade, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class BarPart:
+class BarPart(Struct, frozen=True):
     """A part of a bar; `share` is relative to the section's longest bar."""
 
     share: float
     kind: PartKind
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(Struct, frozen=True):
     """A bar made of parts whose shares add up to at most 1; `text` is its value."""
 
     label: str
@@ -78,8 +74,7 @@ class Bar:
     parts: tuple[BarPart, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DataTable:
+class DataTable(Struct, frozen=True):
     """A table; `numbers` are the indexes of numeric columns, and `note` says which rows are left out."""
 
     caption: str
@@ -89,8 +84,7 @@ class DataTable:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(Struct, frozen=True):
     """A chart of rows over time or of bars, the sentences about it, and the tables with its figures."""
 
     name: str
@@ -101,8 +95,7 @@ class Section:
     bars: tuple[Bar, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(Struct, frozen=True):
     """The period that rows cover."""
 
     begin: datetime
@@ -437,8 +430,7 @@ def _row(
     return TimeRow(label, marks, f"at most {text(max(mark.value for mark in marks))}" if marks else "")
 
 
-@dataclass(frozen=True, slots=True)
-class _NodeLags:
+class _NodeLags(Struct, frozen=True):
     """The lags of a primary at the cuts that record them, in order, and its idle time at the newest cut."""
 
     node: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from cutline.cli.output.tables import FittingTable, cells_of, minute_text, moment_text, printable, stdout_levels
 from cutline.cli.process.streams import FORMS, writable
@@ -54,8 +55,7 @@ def timeline_of(figures: StoreFigures, levels: str) -> list[str | RenderableType
     return lines[1:]
 
 
-@dataclass(frozen=True, slots=True)
-class _Picture:
+class _Picture(Struct, frozen=True):
     section: Section
     extent: Extent | None
     levels: str

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from cutline.cli.watch.schedule import TaskKind
 from cutline.fleet.config import Fleet, WatchTable, check_drill, load_fleet
@@ -28,8 +29,7 @@ MISSING_TIMES = 5
 WATCH_AGAIN = "to use the store as it is now, restart the watch"
 
 
-@dataclass(slots=True)
-class FleetSource:
+class FleetSource(Struct):
     """The file and the fleet that was last read from it."""
 
     path: Path

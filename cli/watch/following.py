@@ -9,8 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.notices import Notices
@@ -49,8 +51,7 @@ from cutline.storage.store import ObjectStore
 READ_MAX, OTHERS_MAX = 5, 20
 
 
-@dataclass(frozen=True, slots=True)
-class WatchedChain:
+class WatchedChain(Struct, frozen=True):
     """The newest snapshot, the times of its first and last cuts, and why it gets no increments ("" if it does).
 
     `replaced` are older snapshots whose chains have not ended.
@@ -151,8 +152,7 @@ LOOK_SECONDS = 30.0
 DAY_SECONDS = 86400.0
 
 
-@dataclass(slots=True)
-class RepeatedFailure:
+class RepeatedFailure(Struct):
     """How many times in a row a task has failed with an error because of which the watch may give something up.
 
     That is the chain, or an interrupted full snapshot. `since_seconds` is the time.monotonic of the first of these
@@ -168,8 +168,7 @@ class RepeatedFailure:
         return self.failures >= FINAL_FAILURES and time.monotonic() - self.since_seconds >= FINAL_SECONDS
 
 
-@dataclass(slots=True)
-class Following:
+class Following(Struct):
     """The chain of the newest snapshot (None if there is no snapshot), and how it affects the watch's `tasks`.
 
     Decides when full snapshots and the ends of replaced chains are due, and when increments are next due.

@@ -5,8 +5,9 @@ A watch that starts plans its tasks from them, and a watch that runs learns what
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime
+
+from msgspec.structs import replace
 
 from cutline.check.report import EXIT_CODES
 from cutline.cli.output.failure import CONFLICTS, DONE, INCONCLUSIVE, CommandFailure

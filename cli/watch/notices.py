@@ -11,11 +11,11 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 
-from msgspec import UnsetType
+from msgspec import Struct, UnsetType, field
+from msgspec.structs import replace
 
 from cutline.cli.output.failure import INCONCLUSIVE, CommandFailure
 from cutline.cli.output.renewed import gap_texts
@@ -174,16 +174,14 @@ def _recorded(outcomes: Iterable[Outcome | None]) -> Iterator[WatchState]:
             yield outcome.watch
 
 
-@dataclass(frozen=True, slots=True)
-class _Notice:
+class _Notice(Struct, frozen=True):
     """A notice that the command has not accepted yet, and the time.monotonic since which it has been there."""
 
     event: dict[str, object]
     since_seconds: float
 
 
-@dataclass(slots=True)
-class Notices:
+class Notices(Struct):
     """Sends notices to the command in the fleet file, in order; problems with that command are logged.
 
     A notice counts as sent once the command has ended with 0. Until then it is sent again, for up to a day.

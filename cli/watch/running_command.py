@@ -16,10 +16,11 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import IO, Any
+
+from msgspec import Struct
 
 from cutline.cli.process.detaching import PROGRAM
 from cutline.spark.session_folder import lasting_folder
@@ -32,8 +33,7 @@ POLL_SECONDS = 0.1
 READER_SECONDS_MAX = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class CommandResult:
+class CommandResult(Struct, frozen=True):
     """The exit code of a command and its JSON document; {} if it did not write a document."""
 
     code: int
@@ -51,8 +51,7 @@ class CommandResult:
         return str(self.document.get("hint") or "")
 
 
-@dataclass(slots=True)
-class RunningCommand:
+class RunningCommand(Struct):
     """A running command. Its stdout goes to an unnamed temporary file."""
 
     process: subprocess.Popen[bytes]

@@ -6,9 +6,11 @@ Pure values and arithmetic on them. A missed task is due once, no matter how oft
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from cutline.fleet.hours import Hours
 
@@ -70,8 +72,7 @@ JUDGING = (TaskKind.CHECK, TaskKind.DRILL)
 HEAVY = (TaskKind.FULL, TaskKind.CHECK, TaskKind.DRILL, TaskKind.MERGE, TaskKind.COPY)
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(Struct, frozen=True):
     """A task, its interval (0: never), the time when it was last done, and the number of its failures since then.
 
     `retry_at` is the time of the next attempt, if the interval does not determine it. `problem` says why the last
@@ -186,8 +187,7 @@ def retry_now(tasks: dict[TaskKind, Task], now: datetime) -> None:
             tasks[kind] = replace(task, retry_at=min(task.retry_at, now))
 
 
-@dataclass(slots=True)
-class FullPauses:
+class FullPauses(Struct):
     """The pauses between a chain's end and the next full snapshot; they grow if several chains in a row end young."""
 
     _young_ends: int = 0

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Any
 
-from msgspec import convert
+from msgspec import Struct, convert
+from msgspec.structs import replace
 
 from cutline.cli.output import commit_document
 from cutline.cli.output.failure import CONFLICTS, INCONCLUSIVE, REFUSED, UNREACHABLE, CommandFailure
@@ -83,8 +83,7 @@ class SnapshotReadError(BusyError):
     """A command has to wait until a restore, repair or merge no longer reads a snapshot, which may take hours."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskResult:
+class TaskResult(Struct, frozen=True):
     """The result of a task that was done, for the log.
 
     `finding` is a problem that the task found, or None. `done_at` is the time when it was done; None means just now.
@@ -96,8 +95,7 @@ class TaskResult:
     done_at: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ConcurrentTask:
+class ConcurrentTask(Struct, frozen=True):
     """A check, drill, merge, copy or gc that runs while increments are taken; `what` describes it."""
 
     kind: TaskKind

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from threading import Thread
+
+from msgspec import Struct, field
 
 from cutline.cli.watch.fleet_source import FleetSource
 from cutline.fleet.config import Fleet
@@ -36,8 +37,7 @@ class SilentWatchError(BusyError):
     """The watch that holds the lock shows no sign of life."""
 
 
-@dataclass(slots=True)
-class SilentWatch:
+class SilentWatch(Struct):
     """Checks from time to time whether the watch that holds the lock sends heartbeats."""
 
     _looked_at: float = -LOOK_SECONDS
@@ -79,8 +79,7 @@ def _find(source: FleetSource, busy: BusyError) -> SilentWatchError | None:
 FORGET_SECONDS = 180.0
 
 
-@dataclass(slots=True)
-class DeadWatches:
+class DeadWatches(Struct):
     """Records dead watches once, a while after this watch got its turn."""
 
     _due_at: float | None = field(default_factory=lambda: time.monotonic() + FORGET_SECONDS)
@@ -104,8 +103,7 @@ LOST_HINT = (
 )
 
 
-@dataclass(slots=True)
-class Turn:
+class Turn(Struct):
     """The process's turn to work for the fleet."""
 
     lock: FleetLock

@@ -10,8 +10,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
+
+from msgspec import Struct, field
 
 from cutline.cli.output.metrics_file import replace_metrics
 from cutline.cli.watch.schedule import TaskKind, begins_at
@@ -42,8 +43,7 @@ def metrics_of(watcher: Watcher) -> Iterator[None]:
         thread.join(END_SECONDS_MAX)
 
 
-@dataclass(slots=True)
-class _Publisher:
+class _Publisher(Struct):
     watcher: Watcher
     endpoint: MetricsEndpoint | None = None
     gatherer: MetricsGatherer = field(default_factory=MetricsGatherer)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+
+from msgspec.structs import replace
 
 from cutline.cli.output.failure import CANCELLED, REFUSED, CommandFailure, failure_of
 from cutline.cli.process.stopping import cancel_request, forget_requests, is_asked_to_stop, is_signalled

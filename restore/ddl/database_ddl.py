@@ -10,11 +10,10 @@ record is removed (restore/targets/databases.py).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from cutline.nodes.problems import quote
 from cutline.restore.ddl.statements import literal
@@ -53,8 +52,7 @@ class DatabasePiece(NamedTuple):
     statements: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class DatabaseDdl:
+class DatabaseDdl(Struct, frozen=True):
     """The statements that set a restored database's own properties, using the target's roles.
 
     `name` is the database's real name. `ours` is the restoring role; `owner` is "" if that role remains the owner.

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import psycopg
+from msgspec import Struct, field
 
 from cutline.fleet.config import Node
 from cutline.fleet.messages import CHECK_NAMED, IN_STEPS
@@ -71,8 +71,7 @@ class SchemaLoadError(RefusedError):
     """A target node refused the snapshot's DDL."""
 
 
-@dataclass(frozen=True, slots=True)
-class DdlEntry:
+class DdlEntry(Struct, frozen=True):
     """An entry in a shard's archive, with the statements that create its object.
 
     `number` identifies the entry; `dependencies` are the numbers of the entries that it needs. `tablespace` and
@@ -99,8 +98,7 @@ class DdlEntry:
         return show_name(f"{self.kind} {schema}{name}")
 
 
-@dataclass(frozen=True, slots=True)
-class Ddl:
+class Ddl(Struct, frozen=True):
     """A shard's DDL for one target.
 
     `settings` are statements that every session runs first. `side_by_side` are the entries after the rows that several
@@ -146,8 +144,7 @@ class Ddl:
         return {PRE_DATA: self.pre_data, POST_DATA: self.post_data, EVENT_TRIGGERS: self.event_triggers}
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """An entry that a server refused, with the server's reason and the refused statement.
 
     If the entry was not run because another entry that it depends on was refused, `needs` names that entry.
@@ -190,8 +187,7 @@ def ending(watch: Watch, connection: psycopg.Connection[Any]) -> AbstractContext
     return watch.on_silence(partial(shut_down, connection))
 
 
-@dataclass(slots=True)
-class Refreshed:
+class Refreshed(Struct):
     """The result of refreshing materialized views.
 
     `problems` has one line for each view that could not be refreshed, with the reason and the statement to run later.

@@ -17,12 +17,12 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psycopg
-from msgspec import structs
+from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from cutline.fleet.config import Node
 from cutline.fleet.table_names import quote_identifier, table_name
@@ -163,8 +163,7 @@ PUBLICATION_KINDS = ("PUBLICATION", "PUBLICATION TABLE")
 OWN_ENTRY = re.compile(rf"{OWN_PUBLICATION}( .*)?", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class ArchiveDdl:
+class ArchiveDdl(Struct, frozen=True):
     """A shard's archive, its contents, and the entries to restore.
 
     `side_by_side` are the entries that several sessions may run concurrently. The first entries drop objects that every

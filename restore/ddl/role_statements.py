@@ -14,11 +14,10 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from msgspec import structs
+from msgspec import Struct, field, structs
 
 from cutline.fleet.table_names import quote_identifier
 from cutline.nodes.encodings import raw_text
@@ -65,8 +64,7 @@ class RoleUnmappableError(RefusedError):
     """A statement names roles in a form that might mean something else with other roles."""
 
 
-@dataclass(slots=True)
-class RoleStatements:
+class RoleStatements(Struct):
     """Changes the roles in one archive's statements, entry by entry.
 
     `met` are the roles that the statements name, and `left_out` are the omissions with their reasons.

@@ -19,10 +19,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import psycopg
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from cutline.fleet.config import Node
 from cutline.fleet.table_names import quote_identifier
@@ -173,8 +174,7 @@ EARLIER = "the server refused it in an earlier process of this restore"
 RecordFinished: TypeAlias = Callable[[psycopg.Connection[Any], list[Refusal]], None]
 
 
-@dataclass(slots=True)
-class EarlyBuild:
+class EarlyBuild(Struct):
     """The work of a session that creates indexes and keys while rows are loaded, all of which are in `queue`.
 
     `ended` is set when it is to take no more of them. `session` is None unless it is open.
@@ -186,8 +186,7 @@ class EarlyBuild:
     session: psycopg.Connection[Any] | None = None
 
 
-@dataclass(slots=True)
-class DdlRun:
+class DdlRun(Struct):
     """Runs a shard's DDL in the database of `node`.
 
     `sessions_max` is the maximum number of sessions that create indexes and keys concurrently. `refusals` are keyed by

@@ -8,7 +8,8 @@ store that is not encrypted can be altered, and such an alteration must not give
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from cutline.nodes.problems import quote
 from cutline.restore.ddl.database_ddl import setting_statement
@@ -42,8 +43,7 @@ HARMLESS = frozenset(("pg_stat_scan_tables", "pg_checkpoint", "pg_use_reserved_c
 PER_ROLE = ("connection_limit", "valid_until")
 
 
-@dataclass(frozen=True, slots=True)
-class RoleStatement:
+class RoleStatement(Struct, frozen=True):
     """A statement, and the text to show for it, without a password verifier."""
 
     statement: str

@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from cutline.fleet.table_names import quote_identifier
 from cutline.nodes.publications import OWN_PUBLICATION
@@ -51,8 +53,7 @@ CUTLINES = re.compile(rf'(?:CREATE|ALTER) PUBLICATION "?(?P<name>{OWN_PUBLICATIO
 PUBLIC, PUBLIC_OWNER = "public", "pg_database_owner"
 
 
-@dataclass(slots=True)
-class _Loans:
+class _Loans(Struct):
     """The loans of privileges to owners, with the statements that revoke them, and the roles found in the DDL.
 
     `ours`, the restoring role, gets no loans: it owns the database and everything it creates there, and revoking a loan
@@ -195,8 +196,7 @@ LETS_FILL = """DO $do$ DECLARE one record; BEGIN
   END LOOP; END $do$;"""
 
 
-@dataclass(frozen=True, slots=True)
-class Beforehand:
+class Beforehand(Struct, frozen=True):
     """What a superuser runs in an empty database: the statements (raw text), the `schemas` they create, the omissions.
 
     `privileges` are the extension objects whose privileges are left out, keyed by schema ("" for objects without a

@@ -10,12 +10,11 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import psycopg
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from cutline.fleet.config import AssertionTable, Expected, Node, Value
 from cutline.fleet.timers import calling_after
@@ -34,8 +33,7 @@ ANSWER_CHARACTERS_MAX = 1_000_000
 Rows = Sequence[Sequence[str | None]]
 
 
-@dataclass(frozen=True, slots=True)
-class AssertionResult:
+class AssertionResult(Struct, frozen=True):
     """The result of an assertion.
 
     `holds` is None if the assertion was not run; `why` is the reason if it does not hold. `found` are the first rows of
@@ -50,8 +48,7 @@ class AssertionResult:
     has_ended_server: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Reader:
+class Reader(Struct, frozen=True):
     """Access to a restored database as the role that runs assertions.
 
     `end` reliably ends the session with a given process id, and returns whether the server had to be stopped.
@@ -61,8 +58,7 @@ class Reader:
     end: Callable[[int], bool]
 
 
-@dataclass(slots=True)
-class _Limit:
+class _Limit(Struct):
     """Records whether an assertion took too long and whether even the server had to be stopped to end its session."""
 
     is_over: bool = False

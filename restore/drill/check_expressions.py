@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TypeAlias
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from cutline.columns.bytes_column import Flags
 from cutline.restore.drill.row_fields import USUAL, Family, RowFields, Signs, compare
@@ -47,16 +48,14 @@ class NotUnderstoodError(ValueError):
     """The expression has a form, a type or an operator that is not understood here."""
 
 
-@dataclass(frozen=True, slots=True)
-class Truth:
+class Truth(Struct, frozen=True):
     """For each row: whether a condition is true, and whether it is false. If neither, it is NULL or not decided."""
 
     true: Flags
     false: Flags
 
 
-@dataclass(frozen=True, slots=True)
-class CheckColumn:
+class CheckColumn(Struct, frozen=True):
     """A column: its place in a line, and how its values are compared (None: only with NULL).
 
     Unless `is_scalar`, its values may be rows, of which `IS NULL` is true if all their fields are NULL.
@@ -67,8 +66,7 @@ class CheckColumn:
     is_scalar: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """A comparison of a column with a constant (its text), or with another column."""
 
     column: CheckColumn
@@ -90,8 +88,7 @@ class Comparison:
         return Truth(true, false)
 
 
-@dataclass(frozen=True, slots=True)
-class IsNull:
+class IsNull(Struct, frozen=True):
     """Whether a column is NULL."""
 
     column: CheckColumn
@@ -102,8 +99,7 @@ class IsNull:
         return Truth(is_null, ~is_null)
 
 
-@dataclass(frozen=True, slots=True)
-class Not:
+class Not(Struct, frozen=True):
     """The opposite of a condition."""
 
     condition: Condition
@@ -114,8 +110,7 @@ class Not:
         return Truth(truth.false, truth.true)
 
 
-@dataclass(frozen=True, slots=True)
-class Every:
+class Every(Struct, frozen=True):
     """Conditions that are all true; with `any`, at least one of them."""
 
     conditions: tuple[Condition, ...]
@@ -151,8 +146,7 @@ def family_of(type_: str) -> Family | None:
     return FAMILIES.get(re.sub(r"\([0-9, ]*\)", "", type_).strip())
 
 
-@dataclass(slots=True)
-class _ExpressionReader:
+class _ExpressionReader(Struct):
     """Reads an expression by descent. `at` is the next token."""
 
     expression: str

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 
-from msgspec import UnsetType, structs
+from msgspec import Struct, UnsetType, structs
+from msgspec.structs import replace
 
 from cutline.fleet.config import Fleet, check_drill
 from cutline.fleet.own_process import is_gone, own_label
@@ -38,8 +38,7 @@ EXIT_CODES = {"holds": 0, "fails": 1, "inconclusive": 4}
 NOT_ASKED = "not run: the server was stopped because an earlier assertion never finished"
 
 
-@dataclass(frozen=True, slots=True)
-class DrillReport:
+class DrillReport(Struct, frozen=True):
     """The report on a drill's restore, and the results of the assertions; a drill without results proves nothing."""
 
     restored: RestoreReport

@@ -100,8 +100,10 @@ def own_servers(plan: RestorePlan, extensions: frozenset[str], progress: Progres
                 hint="omit it, or name a different role in the dsn; see docs/drill.md, On servers of your own",
             )
         try:
-            placed = replace(
-                plan, targets=targets, target_fleet=replace(plan.target_fleet, nodes=tuple(t.node for t in targets))
+            placed = structs.replace(
+                plan,
+                targets=targets,
+                target_fleet=replace(plan.target_fleet, nodes=tuple(t.node for t in targets)),
             )
             if has_superusers:
                 placed = _with_login(placed, sessions, name, extensions)
@@ -177,9 +179,9 @@ def _with_login(plan: RestorePlan, superusers: Connections, name: str, extension
     scope = plan.request.scope
     others = {role: name if scope.no_owner else f"{name}_{number}" for number, role in enumerate(sorted(taken), 1)}
     scope = structs.replace(scope, role_map=tuple(others.items()))
-    return replace(
+    return structs.replace(
         plan,
-        request=replace(plan.request, scope=scope, create_roles=True),
+        request=structs.replace(plan.request, scope=scope, create_roles=True),
         target_fleet=replace(plan.target_fleet, nodes=tuple(target.node for target in targets)),
         targets=targets,
         superusers=Superusers(nodes, name, extensions, folders, mark=name),

@@ -15,13 +15,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import BytesColumn, column_of, xxhash64
@@ -101,8 +102,7 @@ RowReader: TypeAlias = Callable[[pa.RecordBatch, Numbers], Iterator[pa.RecordBat
 Schemas: TypeAlias = tuple[pa.Schema, str]
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreProblem:
+class RestoreProblem(Struct, frozen=True):
     """Why a restore would fail: the shard or node, the table if it is known, and the detail."""
 
     node: str
@@ -110,8 +110,7 @@ class RestoreProblem:
     detail: str
 
 
-@dataclass(slots=True)
-class RestorableReport:
+class RestorableReport(Struct):
     """The report on the rows that a restore would load: their number by shard, and the problems.
 
     `ddl` is "run" if all DDL was run on temporary servers, "read" if it was only read, and "refused" if these servers

@@ -8,11 +8,12 @@ So that a difference of texts is one of values, and the reverse, only types are 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from cutline.columns.bytes_column import BytesColumn, Flags, Ints, runs, xxhash64
 from cutline.nodes.groups import Column, Group
@@ -55,8 +56,7 @@ NULL = "NULL"
 SHOWN_CHARACTERS = 200
 
 
-@dataclass(frozen=True, slots=True)
-class ValueUse:
+class ValueUse(Struct, frozen=True):
     """The value of a row's fields at `places` in the set (`group`, `number`); set 0 of a group are its keys.
 
     A value of the set itself has `reference` 0; a foreign key's has the key's bit, and need not be there. Unless
@@ -70,8 +70,7 @@ class ValueUse:
     counts_nulls: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RangeTest:
+class RangeTest(Struct, frozen=True):
     """The bound of a RANGE partition as far as its first column tells: from `low`, to before `high`; None: no limit.
 
     With `includes_high`, a value equal to `high` may be in the partition. NULL is in no such partition.
@@ -98,8 +97,7 @@ class RangeTest:
         return outside
 
 
-@dataclass(frozen=True, slots=True)
-class ListTest:
+class ListTest(Struct, frozen=True):
     """The bound of a LIST partition: `values` are all values that it may contain, and None is NULL."""
 
     what: str
@@ -125,8 +123,7 @@ class ListTest:
 BoundTest: TypeAlias = RangeTest | ListTest
 
 
-@dataclass(frozen=True, slots=True)
-class RowCheck:
+class RowCheck(Struct, frozen=True):
     """A CHECK constraint that a row breaks if the condition is false; `places` are the columns to show."""
 
     what: str
@@ -134,8 +131,7 @@ class RowCheck:
     places: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TableRules:
+class TableRules(Struct, frozen=True):
     """The rules for the rows of a table of `columns`. `required` are the places of columns that are NOT NULL."""
 
     columns: tuple[str, ...]
@@ -150,8 +146,7 @@ class TableRules:
         return bool(self.uses or self.bounds or self.checks or self.required)
 
 
-@dataclass(frozen=True, slots=True)
-class ShardRules:
+class ShardRules(Struct, frozen=True):
     """The rules of a shard's tables, by the numbers of their groups.
 
     `sets` says whose values a set has, as (table, what), by group and number. `references` are the foreign keys of
@@ -165,16 +160,14 @@ class ShardRules:
     others: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class AddedValues:
+class AddedValues(Struct, frozen=True):
     """Values that rows add to a set, in the text form of their fields with a TAB between them."""
 
     use: ValueUse
     values: BytesColumn
 
 
-@dataclass(frozen=True, slots=True)
-class Breach:
+class Breach(Struct, frozen=True):
     """`count` rows of a group that break a constraint by themselves: "rows that …", and the values of such a row."""
 
     group: int

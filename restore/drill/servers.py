@@ -16,12 +16,13 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psycopg
+from msgspec import Struct, structs
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
@@ -78,8 +79,7 @@ class DrillUnfitError(RefusedError):
     """The snapshot's databases can't be restored into a drill's servers."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrillPlace:
+class DrillPlace(Struct, frozen=True):
     """The plan for restoring into a drill's servers; `make_reader` returns a Reader for the queries afterwards."""
 
     plan: RestorePlan
@@ -220,7 +220,7 @@ def _place(plan: RestorePlan, made: list[SandboxedServer], extensions: frozenset
     targets = tuple(target_of(node.id, node, (), plan.intent.id) for node in nodes)
     servers = {one.shard: server.node for one, server in zip(targets, made, strict=True)}
     folders = {shard: server.data_directory for shard, server in servers.items()}
-    plan = replace(
+    plan = structs.replace(
         plan,
         target_fleet=replace(plan.target_fleet, nodes=tuple(nodes)),
         targets=targets,

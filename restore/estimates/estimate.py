@@ -10,9 +10,11 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import islice
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from cutline.nodes.groups import Group
 from cutline.snapshots.ddl.ddl_archive import FOREIGN_KEY, ArchiveEntry
@@ -58,8 +60,7 @@ INDEXES = ("INDEX", "CONSTRAINT", FOREIGN_KEY)
 WITH_ROWS = ("TABLE", "MATERIALIZED VIEW")
 
 
-@dataclass(frozen=True, slots=True)
-class ShardVolume:
+class ShardVolume(Struct, frozen=True):
     """The amounts to restore for a shard.
 
     `rows` are the row counts of the base copies, by table; `changes` are the increments' changes to fold into them.
@@ -99,8 +100,7 @@ class ShardVolume:
         return sum(count * max(round(rows * math.log2(rows) / million), 1) for count, rows in sorts)
 
 
-@dataclass(frozen=True, slots=True)
-class BegunShard:
+class BegunShard(Struct, frozen=True):
     """What earlier processes did for a shard: they loaded `rows` rows (all of them if `is_loaded`).
 
     `phase` is the phase of its database (restore/targets/databases.py).
@@ -261,8 +261,7 @@ class RestoreStep(StrEnum):
     SWAP = "swap databases"
 
 
-@dataclass(frozen=True, slots=True)
-class StepCost:
+class StepCost(Struct, frozen=True):
     """The cost of a step in seconds: a fixed time, and a time per unit of work."""
 
     fixed: float
@@ -305,8 +304,7 @@ SURE_FACTOR, ROUGH_FACTOR_MIN = 1.25, 2.0
 MEASURED_FACTOR_MAX, UNMEASURED_FACTOR_MAX = 3.0, 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(Struct, frozen=True):
     """The expected seconds by step; `fixed` is the part that passes before the step makes any progress.
 
     `basis` is the operation in which the figures were measured, or "" if the constants were used. The estimate

@@ -10,10 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
+from msgspec import Struct
+from msgspec.structs import replace
 
 from cutline.fleet.config import Node
 from cutline.fleet.progress import COUNTED_DOWN, Forwarding, Progress, Reading
@@ -46,8 +48,7 @@ SELECT n.nspname || '.' || c.relname, sum(one.done)::float8
 """
 
 
-@dataclass(frozen=True, slots=True)
-class NodeTally:
+class NodeTally(Struct, frozen=True):
     """A query for one node's progress: `database` is the database being restored, and `total` its amount of work."""
 
     database: Node

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import psycopg
-from msgspec import structs
+from msgspec import Struct, field, structs
+from msgspec.structs import replace
 
 from cutline.fleet.messages import DRILL_COMMAND, SAME_TARGET
 from cutline.fleet.table_names import table_name
@@ -55,8 +55,7 @@ from cutline.wal.segments.damage import ObjectDamagedError
 NAME_BYTES_MAX = 63
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedDdl:
+class CheckedDdl(Struct, frozen=True):
     """The DDL of some shards as it will be run, their archives' entries, and the omissions.
 
     `counted` maps lines of `left_out` that may be numerous to the text that replaces them, with COUNT for their number.
@@ -75,8 +74,7 @@ def count_views(lines: Iterable[str], where: str) -> dict[str, str]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _RowsOfExtensions:
+class _RowsOfExtensions(Struct, frozen=True):
     """The extension rows that a target gets, lines about omitted rows, and rows lost from the store."""
 
     found: ExtensionsOfShard = field(default_factory=ExtensionsOfShard)

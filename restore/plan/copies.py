@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import DRILL_COMMAND, SAME_TARGET, list_some
@@ -67,8 +69,7 @@ def standbys_of(chain: Chain, shard: str) -> list[str]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class CopyNeeds:
+class CopyNeeds(Struct, frozen=True):
     """The objects that make up a node's copy at the chain's last commit; `numbers` are its numbers_at_cut.
 
     Changes count from `counted_from` on, and so do those of the `earlier` transactions.
@@ -127,8 +128,7 @@ def needs_other(chain: Chain, shard: str, chain_object: ChainObject) -> str:
 NAMED_MAX = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """The parts of a chain that a restore needs: groups of each shard, large objects, DDL.
 
     `nodes` limits the restore to these shards. `command` is the command that the user typed, without --increment. If
@@ -153,8 +153,7 @@ class Wanted:
         return (what == "DDL" and self.ddl) or (what == LOST_LARGE_OBJECTS and self.large_objects)
 
 
-@dataclass(frozen=True, slots=True)
-class CopyChoice:
+class CopyChoice(Struct, frozen=True):
     """The copies to take rows from: `borrowed` maps standbys to group numbers; all other rows come from primaries.
 
     `damaged` are the needed objects that can't be used.
@@ -164,8 +163,7 @@ class CopyChoice:
     damaged: tuple[Damage, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LostPart:
+class LostPart(Struct, frozen=True):
     """A part that no usable copy contains: a group (with its number of partitions), the DDL or the large objects."""
 
     shard: str

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
+from msgspec import Struct
+from msgspec.structs import replace
 
 from cutline.nodes.encodings import raw_text
 from cutline.nodes.problems import INHERIT_OPTION_VERSION, Role, quote, read_role
@@ -38,8 +39,7 @@ ABLE_QUERY = "SELECT pg_has_role(oid, %s) FROM pg_roles WHERE rolname = %s"
 ROLE_QUERY = "SELECT rolsuper, pg_has_role(oid, 'MEMBER WITH ADMIN OPTION') FROM pg_roles WHERE rolname = %s"
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedDatabase:
+class PlannedDatabase(Struct, frozen=True):
     """The properties that a target's database gets, if any; `left_out` are the other properties of the source."""
 
     ddl: DatabaseDdl | None = None

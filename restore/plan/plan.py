@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
-from msgspec import UNSET, structs
+from msgspec import UNSET, Struct, field, structs
+from msgspec.structs import replace
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.messages import SAME_TARGET, check_command, list_some
@@ -64,8 +64,7 @@ from cutline.storage.store import ObjectStore
 from cutline.wal.segments.damage import ObjectDamagedError
 
 
-@dataclass(frozen=True, slots=True)
-class RestorePlan:
+class RestorePlan(Struct, frozen=True):
     """A restore that has not started: the snapshot and its parts, the store, the targets, and the operation.
 
     `damage`: the error for needed objects that a listing shows to be missing, reported together with all other
@@ -230,8 +229,7 @@ class RestorePlan:
         )
 
 
-@dataclass(slots=True)
-class LockedTargets:
+class LockedTargets(Struct):
     """The targets of a planned restore, whose locks this process holds. `connections` are keyed by shard.
 
     If a target has no connection, `obstacles` contains the reason. `folder` is a private folder for the DDL.

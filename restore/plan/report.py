@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from msgspec import Struct
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cutline.fleet.config import SECRET_PARAMETERS
@@ -28,8 +29,7 @@ from cutline.snapshots.operations.open_operations import OpenOperation
 COUNT = "{count}"
 
 
-@dataclass(slots=True)
-class NodeReport:
+class NodeReport(Struct):
     """One restored database."""
 
     node: str
@@ -38,8 +38,7 @@ class NodeReport:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class BorrowedRows:
+class BorrowedRows(Struct, frozen=True):
     """The names of the groups whose rows a shard got from standby `node`'s copy."""
 
     shard: str
@@ -81,8 +80,7 @@ class RefusedStatement:
         return f"{self.node}: {self.object}" + (f": {self.reason}" if self.reason else "")
 
 
-@dataclass(frozen=True, slots=True)
-class NeededSearchPath:
+class NeededSearchPath(Struct, frozen=True):
     """A restored object that can't be maintained until the `functions` that it uses set a search_path.
 
     `work` are the commands that fail, such as REINDEX, and `statements` set the search_path. Functions and statements
@@ -101,8 +99,7 @@ class NeededSearchPath:
         return f"{self.node}: {self.object} needs functions with a search_path{functions}"
 
 
-@dataclass(frozen=True, slots=True)
-class WalPhase:
+class WalPhase(Struct, frozen=True):
     """The part of a restore that processes archived WAL: reading the segments and finding each row's last change.
 
     `changes` also counts changes in the segments that were committed after the cut.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, replace
 from datetime import datetime
 
-from msgspec import structs
+from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.messages import DRILL_COMMAND
@@ -16,8 +16,7 @@ from cutline.restore.scope.scope import WHOLE, ChosenTables, RestoreScope
 from cutline.storage.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreRequest:
+class RestoreRequest(Struct, frozen=True):
     """A request to restore a snapshot, or only the tables that match `groups` or are in a schema of `scope`.
 
     `increment` selects that increment; `at` selects the latest cut at or before that time or, if the request is

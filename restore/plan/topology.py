@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from cutline.fleet.messages import join_some, list_some
 from cutline.fleet.table_names import table_name
@@ -157,8 +159,7 @@ class ShownRoute(NamedTuple):
     route: str
 
 
-@dataclass(frozen=True, slots=True)
-class Topology:
+class Topology(Struct, frozen=True):
     """Sends the rows of all `sources` to `targets` (node ids in the order they appear in the target's file).
 
     `routes` are keyed by table name. The DDL and settings are taken from the first source. `others` are further ids by

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
+from msgspec import Struct, field
 
 from cutline.restore.rows.load import LoadTarget, LoadTask
 
 DONE_QUERY = "SELECT pg_catalog.convert_to(task, 'UTF8') FROM {ledger} WHERE groupno = 0"
 
 
-@dataclass(slots=True)
-class ExpectedTasks:
+class ExpectedTasks(Struct):
     """The tasks that bring rows to a target's tables, apart from those that are known to be in its ledger.
 
     `groups` are the groups of which each task may have rows, by the task's name; `left` counts the tasks of each group.

@@ -6,10 +6,10 @@ There is at most one obstacle of each kind; it names all affected tables, and th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from msgspec import Struct
 
 from cutline.fleet.config import GroupRules, Node
 from cutline.fleet.table_names import quote_identifier, table_name
@@ -159,8 +159,7 @@ SELECT c.oid::regclass::text FROM below JOIN pg_class c ON c.oid = below.relid
 VIEWS_QUERY = "SELECT format('%I.%I', schemaname, matviewname) FROM pg_matviews ORDER BY 1"
 
 
-@dataclass(frozen=True, slots=True)
-class WantedRows:
+class WantedRows(Struct, frozen=True):
     """The data to load into a database: the rows of `groups`, and the values of `sequences`.
 
     `encoding` is the source's. `has_begun`: an earlier process may have loaded some of the rows.

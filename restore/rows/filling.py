@@ -8,10 +8,10 @@ not stored there.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 import psycopg
+from msgspec import Struct
 
 from cutline.nodes.connections import refuse_views
 from cutline.nodes.groups import Group, qualify
@@ -87,8 +87,7 @@ class _Filled(NamedTuple):
     is_deleted: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Filling:
+class Filling(Struct, frozen=True):
     """A restore's filling of one database: the node, a session in the database, and the suffix of the restore's id."""
 
     node: str

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
+from msgspec import Struct, field
 
 from cutline.fleet.table_names import quote_identifier
 from cutline.nodes.connections import connect, raising_unreachable, refuse_views
@@ -88,8 +88,7 @@ SET_PATH = "SELECT pg_catalog.set_config('search_path', pg_catalog.convert_from(
 ROUNDS_MAX = 100
 
 
-@dataclass(frozen=True, slots=True)
-class _GeneratedColumn:
+class _GeneratedColumn(Struct, frozen=True):
     """A generated column of a group's table (its oid); `read` is the column that an UPDATE sets to compute it again.
 
     Columns have a number and a name.
@@ -115,8 +114,7 @@ def _again(column: _GeneratedColumn) -> str:
     return f"; to compute them again: UPDATE ONLY {qualify(column.group)} SET {name} = {name}"
 
 
-@dataclass(slots=True)
-class Recomputed:
+class Recomputed(Struct):
     """Lines about columns that were computed again, and about columns that may have wrong values."""
 
     changed: list[str] = field(default_factory=list)

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain as chain_of
 from itertools import islice
@@ -24,6 +23,7 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import Ints, runs
@@ -130,8 +130,7 @@ LOADS_PER_CORE = 1.5
 PARTS_PER_CORE, JOBS_MAX = 4, 3
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(Struct, frozen=True):
     """How changed rows are divided: into `parts` for each of the `nodes`, or in total if `nodes` is 0.
 
     If the rows are divided by node, a task has sessions only on its node's target.

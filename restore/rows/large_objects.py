@@ -8,11 +8,10 @@ table is limited.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Set
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from msgspec import structs
+from msgspec import Struct, field, structs
 from psycopg import sql
 
 from cutline.fleet.config import Node, restore_limit
@@ -49,8 +48,7 @@ SELECT role FROM unnest(%s::text[]) AS given (role) WHERE EXISTS (SELECT FROM pg
 """
 
 
-@dataclass(frozen=True, slots=True)
-class LargeLoadTask:
+class LargeLoadTask(Struct, frozen=True):
     """Stored objects, in the order in which they were written, and the database and ledger for loading them.
 
     They are loaded at up to `bytes_per_second`; None means no limit.
@@ -120,8 +118,7 @@ def _describe_lacking(tasks: Iterable[LargeLoadTask], reports: Iterable[LargeLoa
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class LargeLoadReport:
+class LargeLoadReport(Struct, frozen=True):
     """What a load task found: the roles that its server lacks, each with the oid of an object and the number of them.
 
     `problem` is the error that ended the task.
@@ -131,16 +128,14 @@ class LargeLoadReport:
     problem: ErrorReport | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ActorsTask:
+class ActorsTask(Struct, frozen=True):
     """The stored objects whose definitions are to be read."""
 
     objects: tuple[StoredObject, ...]
     store: StoreLocation
 
 
-@dataclass(frozen=True, slots=True)
-class ActorsReport:
+class ActorsReport(Struct, frozen=True):
     """The owners of a shard's large objects and the grantors of privileges, each with the oid of an example object."""
 
     shard: str

@@ -16,13 +16,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import psycopg
 import pyarrow as pa
+from msgspec import Struct, field
+from msgspec.structs import replace
 from psycopg import sql
 from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus
@@ -80,8 +81,7 @@ SELECT quote_ident(nspname) FROM pg_namespace
 """
 
 
-@dataclass(frozen=True, slots=True)
-class LoadTarget:
+class LoadTarget(Struct, frozen=True):
     """A database with its tables, and the groups that are loaded there, keyed by number.
 
     `ledger` is the table of the load's ledger. `roots` are the partitioned tables through which rows are loaded
@@ -109,8 +109,7 @@ class LoadTarget:
         return replace(self, groups={number: self.groups[number] for number in numbers if number in self.groups})
 
 
-@dataclass(frozen=True, slots=True)
-class Feed:
+class Feed(Struct, frozen=True):
     """The destinations of a source's rows: the databases in `targets`, keyed by target number.
 
     The databases' groups are keyed by the source's group numbers; the ledger uses the groups' own numbers. Without
@@ -138,8 +137,7 @@ class Feed:
         return replace(self, targets=limited)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadTargets:
+class LoadTargets(Struct, frozen=True):
     """The destinations of all rows in a restore: the feeds to load, keyed by shard; `shards` lists all its sources.
 
     `chosen` maps nodes to the numbers of the groups whose rows are taken from their copies; standbys in it provide rows
@@ -637,8 +635,7 @@ def _naming(node: Node) -> Iterator[None]:
         raise load_error(node, error) from error
 
 
-@dataclass(frozen=True, slots=True)
-class BaseLoadTask:
+class BaseLoadTask(Struct, frozen=True):
     """A base object to load; `changed` broadcasts, by group, the node's changed keys, whose base rows are obsolete.
 
     `alone` are the groups that have rows only in this object. `anchored` broadcasts the node's images (OfTables) that
@@ -668,8 +665,7 @@ class BaseLoadTask:
         return self.feed.nodes
 
 
-@dataclass(frozen=True, slots=True)
-class ImageLoadTask:
+class ImageLoadTask(Struct, frozen=True):
     """A source's images that the driver folded: an Arrow stream of group, row and key.
 
     `name` is the task's name in the ledgers.
@@ -691,8 +687,7 @@ class ImageLoadTask:
         return self.feed.nodes
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentLoadTask:
+class SegmentLoadTask(Struct, frozen=True):
     """A segment to load: the effective changes whose flag in `chosen` is set, and the images that others complete."""
 
     segment: SegmentSource
@@ -720,8 +715,7 @@ class SegmentLoadTask:
 LoadTask: TypeAlias = BaseLoadTask | ImageLoadTask | SegmentLoadTask
 
 
-@dataclass(frozen=True, slots=True)
-class LoadReport:
+class LoadReport(Struct, frozen=True):
     """The number of rows that a task placed on each target, keyed by target number, or the error that ended it.
 
     `completed` counts the images that were completed with base rows, by source and group. `others` are more problems,

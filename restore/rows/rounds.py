@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from cutline.spark.spark_jobs import raise_first
 from cutline.storage.errors import ErrorReport
 
 
-@dataclass(frozen=True, slots=True)
-class LoadEnd:
+class LoadEnd(Struct, frozen=True):
     """What a load job `placed` on each target, by its number, and the `problems` of tables that refused rows.
 
     `again` loads what was refused, and returns the end of the whole job. `has_progressed`: it has loaded something.

@@ -7,10 +7,10 @@ none of them affect the load. Event triggers come last.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
+from msgspec import Struct, field
 from psycopg.errors import Diagnostic
 
 from cutline.fleet.config import GroupRules, Node
@@ -93,8 +93,7 @@ def check_against_ddl(chain: Chain, shard: str, connection: psycopg.Connection[A
         raise DdlContradictedError(shard, found)
 
 
-@dataclass(slots=True)
-class FinishedDatabase:
+class FinishedDatabase(Struct):
     """The results of finishing a database after its rows are loaded.
 
     `problems` are lines about tables that are not analyzed and columns that were computed again; `warnings` are about

@@ -137,7 +137,7 @@ def _enter(plan: RestorePlan, target: Target, connection: psycopg.Connection[obj
     node, name = target.node, target.database
     if name not in databases(connection):
         scope = structs.replace(plan.request.scope, nodes=(target.shard,))
-        steps = replace(plan, request=replace(plan.request, scope=scope)).steps
+        steps = structs.replace(plan, request=structs.replace(plan.request, scope=scope)).steps
         raise TablesUnfitError(
             f"node {node.id}: there is no database {name}, but --data-only needs its tables",
             hint=[*([f"to create it, without rows: {steps[0]}"] if steps else []), SAME_TARGET],
@@ -454,7 +454,7 @@ def choose_verified_copies(run: RestoreRun, spark: SparkSource) -> None:
     session = start_session(spark, run.progress)
     with run.watch.on_silence(partial(cancel_jobs, session)):
         copies = verify_copies(session, plan.chain, plan.wanted, plan.store, run.progress)
-    run.plan = replace(plan, copies=copies)
+    run.plan = structs.replace(plan, copies=copies)
     run.report.borrowed, run.report.damaged = run.plan.borrowed_rows, copies.damaged
 
 
@@ -631,11 +631,12 @@ def load_databases(
         if run.records[target.shard].parts != parts:
             run.enter(target, Phase.LOADING, parts=parts)
     databases = {
-        target.shard: replace(databases[target.shard], task_sessions=sessions[target.node.id]) for target in targets
+        target.shard: structs.replace(databases[target.shard], task_sessions=sessions[target.node.id])
+        for target in targets
     }
     shards = tuple(target.shard for target in plan.targets)
     loads = find_feeds(plan.chain, shards, plan.topology, databases, parts)
-    loads = replace(loads, chosen=plan.chosen)
+    loads = structs.replace(loads, chosen=plan.chosen)
     begin = partial(_begin_early, run, runs, early) if early else None
     placed = load_rows(session, plan.chain, loads, plan.store, run.progress, begin)
     if plan.topology:

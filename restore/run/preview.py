@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
 import psycopg
-from msgspec import structs
+from msgspec import Struct, field, structs
+from msgspec.structs import replace
 
 from cutline.fleet.config import Fleet, restore_limit
 from cutline.fleet.messages import SAME_TARGET, list_some
@@ -101,8 +101,7 @@ WITHOUT_GLOBALS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RestorePreview:
+class RestorePreview(Struct, frozen=True):
     """What a restore will do: the roles that each shard's target lacks, the omissions, and the replaced databases.
 
     `ddl`, `servers` and `volumes` are keyed by shard; `disks` are the targets' disks. `untried` are the nodes where the

@@ -9,9 +9,9 @@ the shorter rehearsal.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import psycopg
+from msgspec import Struct
 
 from cutline.fleet.messages import join_some
 from cutline.nodes.problems import comment, read_role
@@ -127,8 +127,7 @@ def refuse(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Causes:
+class _Causes(Struct, frozen=True):
     """The refusals on a target from which its others follow."""
 
     target: Target

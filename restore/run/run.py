@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import psycopg
-from msgspec import structs
+from msgspec import field, structs
 
 from cutline.fleet.config import Node
 from cutline.fleet.own_process import own_label
@@ -48,7 +47,6 @@ from cutline.spark.needs import ExecutorNeeds
 from cutline.storage.errors import SnapshotError
 
 
-@dataclass(slots=True)
 class RestoreRun(LockedTargets):
     """A restore in the process that runs it.
 

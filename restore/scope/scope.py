@@ -6,7 +6,8 @@ The records of restored databases contain the scope, so another process can cont
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from cutline.fleet.record import Record
 from cutline.fleet.table_names import is_matching, is_schema_named, table_name
@@ -42,8 +43,7 @@ def warn_of_nodes(nodes: Iterable[str], shards: Iterable[str]) -> list[str]:
 PUBLIC_ROLE = "public"
 
 
-@dataclass(frozen=True, slots=True)
-class RoleChanges:
+class RoleChanges(Struct, frozen=True):
     """The role substitutions to make. All names are in the same form: either text, or raw as in DDL.
 
     With `no_owner`, all objects belong to `ours`, the restoring role, which also grants all privileges. In that case,
@@ -115,8 +115,7 @@ class RestoreScope(Record, frozen=True, kw_only=True):
 WHOLE = RestoreScope()
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenTables:
+class ChosenTables(Struct, frozen=True):
     """The tables whose rows are restored: those that match a pattern, and those that `scope` chooses."""
 
     patterns: tuple[str, ...]

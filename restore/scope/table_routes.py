@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 
@@ -12,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from cutline.columns.bytes_column import BytesColumn, Flags, Ints, column_of, runs
 from cutline.columns.fields import field_of, find_nulls, read_integers, read_texts, read_uuids
@@ -50,8 +51,7 @@ class RouteKind(StrEnum):
     ALL = "all"
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(Struct, frozen=True):
     """Where the rows in the tables that match `pattern` go; `text` is the user's text after the pattern.
 
     `bounds` are the lower bounds of the targets' ranges; `node` is a target's id.
@@ -90,8 +90,7 @@ TEXTS = ("text", "character varying")
 UUID = "uuid"
 
 
-@dataclass(frozen=True, slots=True)
-class TableRoute:
+class TableRoute(Struct, frozen=True):
     """The route of one table's rows.
 
     `number` is the table's number in the restore. `field` is the index of the route's column in a stored line. A line
@@ -124,8 +123,7 @@ class TableRoute:
         return float(self.target == target) if self.kind is RouteKind.NODE else 1 / count
 
 
-@dataclass(frozen=True, slots=True)
-class SourceRoutes:
+class SourceRoutes(Struct, frozen=True):
     """A source's table routes, keyed by its group numbers.
 
     For a table with route `all`, only the first source's rows count.

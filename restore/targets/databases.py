@@ -13,13 +13,13 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 import psycopg
-from msgspec import structs
+from msgspec import Struct, structs
+from msgspec.structs import replace
 from psycopg import sql
 
 from cutline.fleet.config import Fleet, Node
@@ -163,8 +163,7 @@ class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag=
         return abandon_command(self.snapshot, self.scope.nodes)
 
 
-@dataclass(frozen=True, slots=True)
-class FoundDatabase:
+class FoundDatabase(Struct, frozen=True):
     """A database on a server: whether it accepts connections, its owner, and its record if a restore created it.
 
     A record is valid only if our role or a superuser owns the database (`is_trusted`), because the owner can write the
@@ -314,8 +313,7 @@ SELECT {readable("pg_get_userbyid(old.datdba)")}, {readable("pg_get_userbyid(new
 """
 
 
-@dataclass(frozen=True, slots=True)
-class OwnerChange:
+class OwnerChange(Struct, frozen=True):
     """A restored database whose owner differs from the replaced database's owner; `statement` restores the owner."""
 
     node: str

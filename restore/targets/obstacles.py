@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from cutline.fleet.messages import name_nodes
 from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
@@ -20,8 +21,7 @@ class TargetLacksError(RefusedError):
     """A target's server lacks something that the snapshot's databases require."""
 
 
-@dataclass(slots=True)
-class Obstacles:
+class Obstacles(Struct):
     """The obstacles found so far; `warnings` are conditions that operators should know about but may have intended."""
 
     found: list[SnapshotError] = field(default_factory=list)

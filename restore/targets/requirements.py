@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psycopg
+from msgspec import Struct, field
 
 from cutline.fleet.config import Node
 from cutline.fleet.messages import list_some, name_nodes
@@ -231,8 +231,7 @@ class SpaceLackingError(RefusedError):
     """A target's disk has less space than the databases need."""
 
 
-@dataclass(slots=True)
-class DiskSpace:
+class DiskSpace(Struct):
     """A disk: the nodes whose data it holds, the space they need, and its free space (None if unknown).
 
     `is_hidden`: our role may not see the data directory.
@@ -250,8 +249,7 @@ class DiskSpace:
         return self.free_bytes is not None and self.free_bytes < self.needed_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class DatabaseSpace:
+class DatabaseSpace(Struct, frozen=True):
     """The space that one database needs on a node's server; `folder` is the data directory (None if unknown).
 
     `is_hidden`: our role may not see the data directory.

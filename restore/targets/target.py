@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psycopg
+from msgspec import Struct
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
@@ -81,8 +82,7 @@ class TargetExistsError(RefusedError):
     """The database to restore already exists on a target node."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """One shard's target: `database` is the database's real name, and `loading` is its name until the swap.
 
     `aside` is the new name for an existing database. If the targets are not the snapshot's shards, `shard` is the
@@ -347,8 +347,7 @@ def mark_role(connection: psycopg.Connection[Any], role: str, mark: str) -> None
     connection.execute(statement.format(sql.Identifier(role), sql.Literal(mark)))
 
 
-@dataclass(frozen=True, slots=True)
-class Superusers:
+class Superusers(Struct, frozen=True):
     """Superuser connections to each target's server, keyed by shard; `role` is the restoring role.
 
     `extensions` may be created in addition to trusted extensions. `data_directories`, keyed by shard, are needed

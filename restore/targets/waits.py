@@ -18,13 +18,13 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import psycopg
+from msgspec import Struct, field
 from psycopg.errors import Diagnostic
 
 from cutline.fleet.messages import join_some
@@ -84,8 +84,7 @@ class TargetBlockedError(NodeDisruptedError):
     """A statement about a target's database has waited too long for another session or process, or would wait."""
 
 
-@dataclass(frozen=True, slots=True)
-class Blocker:
+class Blocker(Struct, frozen=True):
     """A process for which a statement waits; its pid is 0 if it is a prepared transaction.
 
     `age_seconds` is the age of its transaction, None if it has none or the server does not show it. If it
@@ -118,8 +117,7 @@ class Blocker:
         return f"SELECT {'pg_cancel_backend' if self.is_committing else 'pg_terminate_backend'}({self.pid});"
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(Struct, frozen=True):
     """A statement of ours that waits on a node, and for whom."""
 
     node: str
@@ -154,8 +152,7 @@ class Wait:
         return lines
 
 
-@dataclass(slots=True)
-class _Own:
+class _Own(Struct):
     """A session of ours whose waits are bounded, and the processes that its server has named while it waited."""
 
     node: str

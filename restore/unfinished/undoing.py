@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
-from msgspec import structs
+from msgspec import Struct, field, structs
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.messages import SAME_TARGET, abandon_command, discard_command, resume_command
@@ -66,8 +65,7 @@ class OldDatabaseMissingError(RefusedError):
     """A database that a restore set aside is missing or invalid, so it can't be put back."""
 
 
-@dataclass(frozen=True, slots=True)
-class Undoable:
+class Undoable(Struct, frozen=True):
     """The unfinished restores of the targets' databases, and the sessions that hold the targets' locks.
 
     `own` are each restore's targets, keyed by suffix. `inside` are sessions in the databases, for emptying tables.
@@ -178,8 +176,7 @@ def _check_old_are_there(found: UnfinishedRestore, targets: list[Target], connec
 CUT = "…"
 
 
-@dataclass(slots=True)
-class AbandonReport:
+class AbandonReport(Struct):
     """The results of the undo: the operations, and the databases that were dropped or put back, as `node: name`.
 
     `done`: operations that had succeeded, but whose outcome had not been recorded. `emptied`: tables, as `node: table`.
@@ -454,8 +451,7 @@ def _end_of(subscription: str) -> str:
     return f"DROP SUBSCRIPTION {quote(subscription)};"
 
 
-@dataclass(frozen=True, slots=True)
-class _OldDatabases:
+class _OldDatabases(Struct, frozen=True):
     """The databases that were set aside, keyed by target, and the sessions that hold the targets' locks."""
 
     found: Mapping[Target, list[OldDatabase]]

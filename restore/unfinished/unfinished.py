@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 import psycopg
+from msgspec import Struct, field
 
 from cutline.fleet.messages import SAME_TARGET, abandon_command, list_some, restore_command, resume_command
 from cutline.fleet.progress import Progress
@@ -87,8 +87,7 @@ class UnfinishedRestoreError(RefusedError):
     """An earlier restore of the same databases did not finish, and this command can't continue it."""
 
 
-@dataclass(slots=True)
-class UnfinishedRestore:
+class UnfinishedRestore(Struct):
     """A restore whose process has ended.
 
     `databases` are the current names of its databases, keyed by shard, and `records` are their records. A database has
@@ -543,8 +542,7 @@ def _may_be_published(
     return is_renamed or restore.is_decided(store) or (restore.was_closing and not restore.last_record.in_store)
 
 
-@dataclass(frozen=True, slots=True)
-class _Lost:
+class _Lost(Struct, frozen=True):
     """A problem caused by missing parts of a restore, and the lines of its hint."""
 
     what: str

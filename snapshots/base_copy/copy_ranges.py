@@ -11,7 +11,7 @@ import math
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby, repeat
 from typing import Any, NamedTuple
 
@@ -20,7 +20,8 @@ import numpy.typing as npt
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
-from msgspec import structs
+from msgspec import Struct, structs
+from msgspec.structs import replace
 from psycopg import pq as libpq
 from psycopg.pq.abc import PGresult
 
@@ -49,8 +50,7 @@ from cutline.storage.storing import create_or_find
 from cutline.wal.segments.segments import parquet_options
 
 
-@dataclass(frozen=True, slots=True)
-class CopyDestination:
+class CopyDestination(Struct, frozen=True):
     """The snapshot, the operation and the store of a base copy.
 
     A task that has stored more than `reported_max` objects also stores lists of them, and reports the lists instead. If
@@ -172,8 +172,7 @@ class StoppedAtRowError(Exception):
         self.part, self.rows, self.sqlstate = part, rows, sqlstate
 
 
-@dataclass(frozen=True, slots=True)
-class PageRange:
+class PageRange(Struct, frozen=True):
     """The pages of a group's table `oid` from `low` up to, but not including, `high`; None means the table's end."""
 
     group: Group
@@ -182,8 +181,7 @@ class PageRange:
     high: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CopyTask:
+class CopyTask(Struct, frozen=True):
     """Page ranges of one node, `size` bytes in total, to be copied in the node's exported snapshot.
 
     They are read at up to `bytes_per_second`; None means no limit. If the task `is_for_primary`, its objects are stored
@@ -205,8 +203,7 @@ class CopyTask:
         return self.node.shard if self.is_for_primary else self.node.id
 
 
-@dataclass(frozen=True, slots=True)
-class CopyReport:
+class CopyReport(Struct, frozen=True):
     """The objects that a CopyTask stored, or lists of these objects, or the error that ended the task.
 
     `rewritten` has the oids of tables whose rows may be incomplete, because the table was rewritten after the snapshot.

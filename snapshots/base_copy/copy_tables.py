@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from msgspec import Struct
+from msgspec.structs import replace
 
 from cutline.fleet.config import Fleet, Node, read_limit
 from cutline.fleet.crash_points import CrashPoint
@@ -54,8 +55,7 @@ PACED_PAGES, ROUND_SECONDS = 256, 30
 TASK_TABLES = 500
 
 
-@dataclass(frozen=True, slots=True)
-class TableSource:
+class TableSource(Struct, frozen=True):
     """The tables to copy from one node, as its exported snapshot shows them.
 
     `undivided` contains the oids of tables that one session must copy whole, even if they are large. If it
@@ -69,8 +69,7 @@ class TableSource:
     is_for_primary: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRanges:
+class PlannedRanges(Struct, frozen=True):
     """The ranges of one task, and the bytes of their pages."""
 
     ranges: tuple[PageRange, ...]
@@ -187,8 +186,7 @@ def rounds_of(tasks: Iterable[CopyTask], bytes_per_second: int | None) -> Iterat
         yield some
 
 
-@dataclass(frozen=True, slots=True)
-class CopiedTables:
+class CopiedTables(Struct, frozen=True):
     """The stored objects of a base copy, or lists of them.
 
     `rewritten_on` has, by node, the oids of tables whose rows may be incomplete in its copy, because the table was

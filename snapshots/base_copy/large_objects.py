@@ -12,11 +12,11 @@ task writes them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import psycopg
 import pyarrow as pa
+from msgspec import Struct
 
 from cutline.fleet.config import Node
 from cutline.nodes.large_objects import oid_ranges
@@ -85,8 +85,7 @@ class StoredPart(NamedTuple):
     definition: LargeObjectDefinition | None
 
 
-@dataclass(frozen=True, slots=True)
-class LargeObjectTask:
+class LargeObjectTask(Struct, frozen=True):
     """One node's large objects with oids from `low` up to, but not including, `high`; None means no upper bound.
 
     They are read at up to `bytes_per_second`; None means no limit.
@@ -101,8 +100,7 @@ class LargeObjectTask:
     bytes_per_second: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LargeObjectSource:
+class LargeObjectSource(Struct, frozen=True):
     """A primary with its exported snapshot, and a session that finds the ranges of its oids."""
 
     node: Node

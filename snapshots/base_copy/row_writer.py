@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct, field
 
 from cutline.columns.arrow_numbers import to_numpy
 from cutline.snapshots.base_copy.copy_ranges import (
@@ -19,8 +18,7 @@ from cutline.snapshots.records.commit import BASE, StoredObject
 from cutline.storage.location import StoreLocation
 
 
-@dataclass(slots=True)
-class RowWriter:
+class RowWriter(Struct):
     """Collects rows until there are enough for a row group of the current object."""
 
     objects: ObjectWriter

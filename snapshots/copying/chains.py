@@ -25,11 +25,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
-from msgspec import structs
+from msgspec import Struct, field, structs
+from msgspec.structs import replace
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Progress
@@ -115,8 +115,7 @@ class WantedObject(NamedTuple):
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class CopyProblem:
+class CopyProblem(Struct, frozen=True):
     """Why something was not copied. `key` is the object, and `increment` the first commit that was not copied.
 
     `hint` says what to do, unless the object is damaged and must be repaired.
@@ -130,8 +129,7 @@ class CopyProblem:
     hint: str = ""
 
 
-@dataclass(slots=True)
-class SnapshotCopy:
+class SnapshotCopy(Struct):
     """The result of copying one snapshot or, in a dry run, the preview of the result.
 
     `newest` is the newest restore point in the first store, None if unknown. `through` is the newest in the second
@@ -167,8 +165,7 @@ class SnapshotCopy:
         return self.newest + 1 - self.next_increment
 
 
-@dataclass(frozen=True, slots=True)
-class ChainPlan:
+class ChainPlan(Struct, frozen=True):
     """The missing restore points of a chain, oldest first, and the repairs that the second store lacks, by number.
 
     The commits of `chain` that are missing list the objects that readers need once the repairs are applied.
@@ -460,8 +457,7 @@ def _is_gone(pair: StorePair, result: SnapshotCopy) -> bool:
     return bool(result.left_out)
 
 
-@dataclass(slots=True)
-class _ChainCopy:
+class _ChainCopy(Struct):
     pair: StorePair
     plan: ChainPlan
     result: SnapshotCopy
@@ -765,8 +761,7 @@ def names_to_copy(pair: StorePair) -> list[str]:
     return sorted(snapshot_names(pair.first), key=age)
 
 
-@dataclass(slots=True)
-class StoreCopy:
+class StoreCopy(Struct):
     """The result of a copy: for each snapshot, what was copied, or would be (`is_dry`).
 
     If the copy ends with an error, it contains what was done before. `damaged_record` describes a damaged record of the

@@ -7,10 +7,10 @@ decrypts objects to the bytes that the first store contains (storage/stored_form
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from cutline.fleet.config import Fleet, load_fleet
 from cutline.snapshots.records.documents import read_sealed, seal
@@ -37,8 +37,7 @@ class NotACopyError(RefusedError):
     """The second store is in use, but not as a copy of the first store."""
 
 
-@dataclass(frozen=True, slots=True)
-class CopyPlace:
+class CopyPlace(Struct, frozen=True):
     """The location of a second store, as `--to` or `[[copy]]` names it."""
 
     location: StoreLocation
@@ -50,8 +49,7 @@ class CopyPlace:
         return str(self.location)
 
 
-@dataclass(frozen=True, slots=True)
-class StorePair:
+class StorePair(Struct, frozen=True):
     """The first and the second store, opened. `is_new`: the second store has not been initialised yet."""
 
     first: ObjectStore

@@ -7,9 +7,9 @@ neither an intent nor an outcome.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import psycopg
+from msgspec import Struct
+from msgspec.structs import replace
 
 from cutline.fleet.chain_ids import with_chain_ids
 from cutline.fleet.config import Fleet, Node
@@ -44,8 +44,7 @@ AHEAD_BYTES_MIN = 1 << 20
 _read_before: dict[str, ArchivedSegment] = {}  # process-wide state
 
 
-@dataclass(frozen=True, slots=True)
-class ArchivedAhead:
+class ArchivedAhead(Struct, frozen=True):
     """The number of bytes of WAL archived on the node with the most WAL.
 
     If `needs_increment`, nothing was archived: tables have changed, or the copy of a node must begin again, and an

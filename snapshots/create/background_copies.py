@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 
-from msgspec import structs
+from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
@@ -46,8 +46,7 @@ class StandbyNeededError(UnreachableError):
     """A standby is away that fleet.toml requires while another one of its shard is being copied."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnderwayCopy:
+class UnderwayCopy(Struct, frozen=True):
     """A copy that earlier increments have begun, as the last commit describes it, and what is copied of it by now.
 
     `segments` are the archive of a complete copy up to the last commit, as `find_underway` returns it.

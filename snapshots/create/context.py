@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeAlias
 
-from msgspec import UNSET, structs
+from msgspec import UNSET, Struct, field, structs
 
 from cutline.fleet.config import Fleet, GroupRules, Node
 from cutline.fleet.crash_points import CrashPoint
@@ -46,8 +45,7 @@ from cutline.wal.segments.archive import Segment
 RETRIES, WAIT_SECONDS = 3, 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class CreateRequest:
+class CreateRequest(Struct, frozen=True):
     """The options for a create.
 
     `include` replaces the patterns in fleet.toml; `exclude` adds to them. A `terminal` snapshot leaves the fleet
@@ -72,8 +70,7 @@ class CreateRequest:
     copies_between: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class CreateContext:
+class CreateContext(Struct, frozen=True):
     """The request for a create, the store for the snapshot, the operation, and the fleet lock that it holds.
 
     `began_with` are the nodes on which the operation may make slots: those that took part when it began. Standbys that
@@ -124,8 +121,7 @@ def not_ended_by_watch(fleet: Fleet, name: str, snapshots: Iterable[str]) -> lis
     return [one for one in others if not (template.values_in(name) and template.values_in(one))]
 
 
-@dataclass(frozen=True, slots=True)
-class ResumedFull:
+class ResumedFull(Struct, frozen=True):
     """An interrupted full snapshot that is resumed: its intent, what it has copied, and this resumption's number.
 
     `ran_seconds` is how long the earlier runs took together, as far as known.
@@ -226,8 +222,7 @@ def undo_create(context: CreateContext, slots: Iterable[str], progress: Progress
     return not left and is_writable
 
 
-@dataclass(frozen=True, slots=True)
-class ChainState:
+class ChainState(Struct, frozen=True):
     """The state of a chain before its next cut.
 
     `chain` is the id of the operation that started the chain. `known` holds the tables as the last commit records them;

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping, Set
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 
-from msgspec import structs
+from msgspec import Struct, field, structs
 
 from cutline.fleet.config import Fleet, GroupRules, Node
 from cutline.fleet.lsn import ORIGIN, Lsn
@@ -119,8 +118,7 @@ def check_commits(store: ObjectStore, chain: Chain, documents: Mapping[str, Set[
         raise commit_missing_error(chain.name, lost[0])
 
 
-@dataclass(frozen=True, slots=True)
-class Continuable:
+class Continuable(Struct, frozen=True):
     """A chain that can be continued: its state, and the next increment's plan for the tables as they are now.
 
     `unknown` holds warnings about tables whose counters can't be compared. `to_renew` are the nodes whose copies can

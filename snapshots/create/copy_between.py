@@ -13,7 +13,8 @@ import hashlib
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from cutline.fleet.chain_ids import naming_listed_ids
 from cutline.fleet.config import Fleet, Node

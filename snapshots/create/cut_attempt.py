@@ -8,12 +8,12 @@ the next attempt continues after them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
 import psycopg
+from msgspec import Struct
 
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.crash_points import CrashPoint
@@ -62,8 +62,7 @@ from cutline.wal.segments.archive import Definition
 EndWrites: TypeAlias = Callable[[SparkSource | None], Mapping[str, Lsn]]
 
 
-@dataclass(frozen=True, slots=True)
-class CutResult:
+class CutResult(Struct, frozen=True):
     """A cut, its plan, and the other data in its commit.
 
     `definition_changes` is None if neither definitions nor DDL changed. `left_out` lists the objects that the commit

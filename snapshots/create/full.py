@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import cast
 
-from msgspec import structs
+from msgspec import Struct, field, structs
+from msgspec.structs import replace
 
 from cutline.fleet.config import Fleet, GroupRules, Node, read_limit
 from cutline.fleet.crash_points import CrashPoint
@@ -153,8 +153,7 @@ from cutline.wal.segments.own_store import check_own_store
 BYTES_PER_LARGE_OBJECT_BYTE = 4
 
 
-@dataclass(frozen=True, slots=True)
-class FullPlan:
+class FullPlan(Struct, frozen=True):
     """The scope of a full snapshot: the nodes, every shard's tables, and the database objects left out.
 
     `readers` are the standbys on which the tables of primaries are read, by primary. `large_object_bytes` is the size
@@ -269,8 +268,7 @@ def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> Fu
         return plan
 
 
-@dataclass(frozen=True, slots=True)
-class BaseCopy:
+class BaseCopy(Struct, frozen=True):
     """A finished base copy: its tables, the positions of the slots by node, and the entries for the stored objects.
 
     Groups, `states` (by name) and `fingerprints` are those of the tables when they were copied, by shard; `node_tables`
@@ -555,8 +553,7 @@ def _unfinished_base(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _DumpWatch:
+class _DumpWatch(Struct, frozen=True):
     """Ends the jobs that copy if a node stops responding, or as soon as the `dump` of the DDL has failed.
 
     A copy may take hours, and would be of no use.

@@ -10,10 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Set
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
 from functools import partial
 
-from msgspec import UNSET, structs
+from msgspec import UNSET, Struct, structs
+from msgspec.structs import replace
 
 from cutline.fleet.chain_ids import naming_listed_ids
 from cutline.fleet.config import Fleet, Node
@@ -263,8 +263,7 @@ def _with_left_out_of_chain(
 ANOTHER = "take a new restore point under a different name: snapshot create NAME --only-cut"
 
 
-@dataclass(frozen=True, slots=True)
-class IncrementPlan:
+class IncrementPlan(Struct, frozen=True):
     """The scope of an increment: the bytes of WAL to decode on each node, and the database objects left out."""
 
     wal_bytes: Mapping[str, int]

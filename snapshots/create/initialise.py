@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any, cast
 
 import psycopg
+from msgspec import Struct, field
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Conninfo
 from psycopg.sql import Literal
@@ -78,8 +78,7 @@ ALTERED = "was altered, dropped or replaced after the last commit"
 PUT_BACK = "taken out of Cutline's publication and put back"
 
 
-@dataclass(frozen=True, slots=True)
-class CopyToRenew:
+class CopyToRenew(Struct, frozen=True):
     """A node that the next increment of `snapshot` copies again, or copies for the first time, and the reason.
 
     It copies only these `tables`; all if there are none.
@@ -91,8 +90,7 @@ class CopyToRenew:
     tables: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RenamedNode:
+class RenamedNode(Struct, frozen=True):
     """A node that `snapshot` knows by another id than fleet.toml, which gives it the id `listed`."""
 
     snapshot: str
@@ -100,8 +98,7 @@ class RenamedNode:
     listed: str
 
 
-@dataclass(frozen=True, slots=True)
-class AbsentStandby:
+class AbsentStandby(Struct, frozen=True):
     """A standby of `primary` that init did without, and the reason; `action` is what to do there, "" if unknown."""
 
     node: str
@@ -119,8 +116,7 @@ class AbsentStandby:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class InitReport:
+class InitReport(Struct, frozen=True):
     """The results of init.
 
     `published` lists the tables added to a publication, by primary. `deleting_refused` is the reason why the store

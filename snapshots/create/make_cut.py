@@ -10,13 +10,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 import pyarrow as pa
-from msgspec import UNSET, UnsetType, structs
+from msgspec import UNSET, Struct, UnsetType, structs
+from msgspec.structs import replace
 
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.fleet.crash_points import CrashPoint
@@ -62,8 +62,7 @@ class AttemptFailedError(Exception):
         self.unreachable = unreachable
 
 
-@dataclass(frozen=True, slots=True)
-class CutMarkers:
+class CutMarkers(Struct, frozen=True):
     """The markers of an attempt: the start marker, and both markers as written on every primary.
 
     `seconds` is the time that writing the markers took. `made_at` is the latest time of a finish marker according to
@@ -178,8 +177,7 @@ class CutUnreachableError(UnreachableError):
     """A node could not be reached in the last attempt at a cut."""
 
 
-@dataclass(frozen=True, slots=True)
-class LastCut:
+class LastCut(Struct, frozen=True):
     """The previous cut on a primary: its position, and the transactions that were undecided and in doubt there.
 
     `last_commit_at` is the commit time of the newest transaction before the cut, and `marker` its finish marker, if it
@@ -193,8 +191,7 @@ class LastCut:
     marker: KnownMarker | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CutPlan:
+class CutPlan(Struct, frozen=True):
     """The input of a cut: a drain task for every node (`make_cut` sets its `finish`), and the previous cut.
 
     `run` is the id of the operation's run (Operation.run_id), from which the ids of cuts are made. `known` holds each
@@ -214,8 +211,7 @@ class CutPlan:
     spares_late: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ArchivedCut:
+class ArchivedCut(Struct, frozen=True):
     """A consistent cut, and the segments that were added to each node's archive up to its finish marker.
 
     `idle` holds the last segment of each idle node, that is, each node with nothing added to its archive. `dropped` has

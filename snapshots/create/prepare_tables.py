@@ -7,8 +7,9 @@ settled.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
+
+from msgspec import Struct, field
 
 from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
@@ -37,24 +38,21 @@ from cutline.wal.segments.archive import ArchivedSegment, Definition, archive_pr
 from cutline.wal.segments.segments import list_unlisted
 
 
-@dataclass(frozen=True, slots=True)
-class Archived:
+class Archived(Struct, frozen=True):
     """The archive of failed attempts: definitions by shard, and the number of the last segment by node."""
 
     definitions: Mapping[str, list[Definition]]
     last_segments: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class NodeArchived:
+class NodeArchived(Struct, frozen=True):
     """The archive of failed attempts on one node: its definitions, and the number of its last segment."""
 
     definitions: tuple[Definition, ...]
     last_segment: int
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedTables:
+class PreparedTables(Struct, frozen=True):
     """The tables as the cut uses them.
 
     `last_segments` holds the number of each node's last archived segment. `entries` lists the new base copies.

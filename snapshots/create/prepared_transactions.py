@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from typing import Any
 
 import psycopg
+from msgspec.structs import replace
 
 from cutline.fleet.config import Node
 from cutline.fleet.progress import Progress

@@ -13,12 +13,12 @@ nothing in the catalogs shows that another label was meant.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import column_of
@@ -36,8 +36,7 @@ MARKS = (NULL_MARK, UNCHANGED_MARK)
 ReadNested: TypeAlias = Callable[[Collection[int]], Mapping[int, Collection[int]]]
 
 
-@dataclass(frozen=True, slots=True)
-class NewForms:
+class NewForms(Struct, frozen=True):
     """A table with new types or labels, and its definitions, by number.
 
     `labels` are those of its enum types at the cut, by the oid of the type, as COPY prints them. It is None if the new

@@ -20,11 +20,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from typing import cast
 
 import psycopg
-from msgspec import structs
+from msgspec import Struct, field, structs
+from msgspec.structs import replace
 
 from cutline.fleet.config import Node
 from cutline.fleet.crash_points import CrashPoint
@@ -80,8 +80,7 @@ ONE_READER = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CompletedCopy:
+class CompletedCopy(Struct, frozen=True):
     """A copy that increments have made in the background: its steps, and its archive up to the last commit."""
 
     copying: BackgroundCopy
@@ -95,8 +94,7 @@ class CompletedCopy:
         return {number: rows[number] for number in self.copied.copied}
 
 
-@dataclass(frozen=True, slots=True)
-class NewCopies:
+class NewCopies(Struct, frozen=True):
     """The copies that an increment restarts: their reasons and positions, by node, and the copied tables.
 
     `entries` are the objects of standbys' tables, and `copied` counts their rows by group number. The tables of the
@@ -468,8 +466,7 @@ def _do_without(sessions: Sessions, node: Node, error: SnapshotError) -> None:
     sessions.leave_out(node, Absence(f"it could not be copied again: {reason}", has_ended=True))
 
 
-@dataclass(frozen=True, slots=True)
-class _CopyPlan:
+class _CopyPlan(Struct, frozen=True):
     """The tables to copy from standbys, by shard, under their numbers in the chain, and the catalogs' fingerprints.
 
     `changed` are the shards with tables whose rows the increment converts to new definitions: they can't be copied

@@ -8,10 +8,9 @@ for up to `--wait` seconds. There is little to decode, so Spark is not needed.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from functools import partial
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from cutline.fleet.config import Fleet, GroupRules
 from cutline.fleet.crash_points import CrashPoint
@@ -42,8 +41,7 @@ from cutline.wal.drain.slots import slot_name
 from cutline.wal.segments.own_store import check_own_store
 
 
-@dataclass(frozen=True, slots=True)
-class RestorePointPlan:
+class RestorePointPlan(Struct, frozen=True):
     """The primaries on which a restore point is taken, and the fleet's id."""
 
     nodes: tuple[str, ...]

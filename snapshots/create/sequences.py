@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from msgspec import structs
+from msgspec import Struct, structs
 from psycopg import sql
 
 from cutline.fleet.config import Node
@@ -55,8 +54,7 @@ class SequenceUnreadableError(RefusedError):
     """The value of a sequence can't be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceReading:
+class SequenceReading(Struct, frozen=True):
     """The permanent sequences of a database with their values, ordered by name.
 
     `versions` has, by name, the xmin of each sequence's row in pg_class when its value was read.

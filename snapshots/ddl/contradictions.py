@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
+from msgspec import Struct
 from psycopg.postgres import types
 
 from cutline.columns.lines import ESCAPES
@@ -388,8 +388,7 @@ def _differing_sequence(sequence: Sequence, described: DescribedSequence) -> Ite
         yield f"sequence {name} has value {sequence.last_value} in the commit, but the DDL allows values {allowed}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Property:
+class _Property(Struct, frozen=True):
     """A property of a database, in words, in the commit and in the DDL."""
 
     what: str

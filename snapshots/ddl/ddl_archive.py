@@ -11,8 +11,10 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from cutline.fleet.record import Record
 from cutline.nodes.encodings import raw_bytes, raw_text
@@ -68,8 +70,7 @@ class ArchiveEntry(Record, frozen=True):
     entry_end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
+class Contents(Struct, frozen=True):
     """The contents of an archive; `writer` is pg_dump's major version, `count_at` the offset of the entry count.
 
     `server` is the version of the server that was dumped, such as `18.1 (Debian 18.1-1)`.
@@ -82,8 +83,7 @@ class Contents:
     server: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DdlArchive:
+class DdlArchive(Struct, frozen=True):
     """An archive and its contents, which are read only once: a fleet's DDL may have 100,000 entries."""
 
     body: bytes
@@ -95,8 +95,7 @@ class DdlArchive:
         return cls(body, read_contents(body))
 
 
-@dataclass(frozen=True, slots=True)
-class NewEntry:
+class NewEntry(Struct, frozen=True):
     """An entry that pg_dump did not write, with statements or only a name."""
 
     kind: str
@@ -336,8 +335,7 @@ def _digits(body: bytes | None) -> int:
     return int(body)
 
 
-@dataclass(slots=True)
-class _Reader:
+class _Reader(Struct):
     body: bytes
     offset: int = 0
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
+
+from msgspec import Struct, field
 
 from cutline.snapshots.ddl.ddl_archive import (
     CONSTRAINT,
@@ -64,8 +65,7 @@ SMALLEST, LARGEST = "MINVALUE", "MAXVALUE"
 BoundValue: TypeAlias = str | None
 
 
-@dataclass(frozen=True, slots=True)
-class UniqueKey:
+class UniqueKey(Struct, frozen=True):
     """Columns whose values occur once in a table. Unless `counts_nulls`, rows with a NULL in them don't count."""
 
     name: str
@@ -74,8 +74,7 @@ class UniqueKey:
     counts_nulls: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ForeignKey:
+class ForeignKey(Struct, frozen=True):
     """Columns of a table whose values, unless one is NULL, are values of the columns of the referenced table."""
 
     name: str
@@ -85,47 +84,41 @@ class ForeignKey:
     referenced_columns: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RangeBound:
+class RangeBound(Struct, frozen=True):
     """The values of a partition's columns: from `low`, to before `high`. Each is a constant, SMALLEST or LARGEST."""
 
     low: tuple[str, ...]
     high: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ListBound:
+class ListBound(Struct, frozen=True):
     """The values of a partition's column."""
 
     values: frozenset[BoundValue]
 
 
-@dataclass(frozen=True, slots=True)
-class Attached:
+class Attached(Struct, frozen=True):
     """A partition's parent; `bound` is None if it is the default, or of a kind or with values that are not read."""
 
     parent: Name
     bound: RangeBound | ListBound | None
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(Struct, frozen=True):
     """A CHECK constraint of a table or domain: its expression in parentheses, as the DDL has it."""
 
     name: str
     expression: str
 
 
-@dataclass(frozen=True, slots=True)
-class Domain:
+class Domain(Struct, frozen=True):
     """A domain: the type that it is made of, as the DDL has it, without quotes, and its constraints."""
 
     base: str
     checks: tuple[Check, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Constraints:
+class Constraints(Struct, frozen=True):
     """The constraints in a shard's DDL.
 
     `partitioned` maps a partitioned table to its columns, if they are plain and it is divided by RANGE or LIST, and
@@ -175,8 +168,7 @@ def describe_constraints(archive: DdlArchive) -> Constraints:
     )
 
 
-@dataclass(slots=True)
-class _ConstraintReader:
+class _ConstraintReader(Struct):
     """The constraints in the entries of an archive that were read so far."""
 
     unique: list[UniqueKey] = field(default_factory=list)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
+
+from msgspec import Struct, field
 
 from cutline.nodes.baseline import BUILTIN, ICU, LIBC
 from cutline.snapshots.ddl.ddl_archive import (
@@ -130,8 +131,7 @@ OWNER, OF_OWNER = "owner", "the owner of "
 ColumnName = tuple[str, str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class DescribedColumn:
+class DescribedColumn(Struct, frozen=True):
     """A stored column; `type` is as format_type prints it, without quotes. `default` is None if it has none."""
 
     name: str
@@ -140,8 +140,7 @@ class DescribedColumn:
     default: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DescribedTable:
+class DescribedTable(Struct, frozen=True):
     """An ordinary table: its stored columns, as far as its own statement lists them.
 
     A table with `parents`, or of the composite type `of_type`, has further columns, and perhaps in another order.
@@ -161,8 +160,7 @@ class DescribedTable:
         return not self.parents and self.of_type is None
 
 
-@dataclass(frozen=True, slots=True)
-class DescribedSequence:
+class DescribedSequence(Struct, frozen=True):
     """A sequence's definition. The limits of its values are None if its type is not known."""
 
     increment: int
@@ -171,8 +169,7 @@ class DescribedSequence:
     largest: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class DescribedDatabase:
+class DescribedDatabase(Struct, frozen=True):
     """The database of a dump: its name, oid, encoding and locale, as NodeIdentity has them.
 
     `settings` maps (role, setting) to the elements of its value; the role "" stands for all roles. `privileges` maps
@@ -195,8 +192,7 @@ class DescribedDatabase:
     privileges: Mapping[tuple[str, str], bool] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Description:
+class Description(Struct, frozen=True):
     """The permanent tables and sequences in a shard's DDL, keyed by schema and name, and what else a commit describes.
 
     `keys` are the columns of primary keys, and `identities` those of indexes that are a replica identity. `fed` maps a
@@ -275,8 +271,7 @@ def describe(archive: DdlArchive) -> Description:
     return reader.description(archive.contents, tuple(impossible_entries(archive)))
 
 
-@dataclass(slots=True)
-class _Describing:
+class _Describing(Struct):
     """What was read from the entries of an archive so far."""
 
     ddl: bytes

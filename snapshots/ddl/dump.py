@@ -16,13 +16,13 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import psycopg
 import zstandard
+from msgspec import Struct, field
 
 from cutline.fleet.config import Node
 from cutline.fleet.messages import NEW_CHAIN
@@ -99,16 +99,14 @@ QUOTED_OR_BEGIN = re.compile(
 ENDS = re.compile(r"(?: NO INHERIT)?(?:,?\n)")
 
 
-@dataclass(frozen=True, slots=True)
-class UnquotedName:
+class UnquotedName(Struct, frozen=True):
     """A NOT NULL constraint whose name needs quotes, and its column."""
 
     constraint: str
     column: str
 
 
-@dataclass(frozen=True, slots=True)
-class InheritedNotNull:
+class InheritedNotNull(Struct, frozen=True):
     """An inherited column that is NOT NULL, on a server whose NOT NULL constraints have no names."""
 
     schema: str
@@ -116,8 +114,7 @@ class InheritedNotNull:
     column: str
 
 
-@dataclass(frozen=True, slots=True)
-class OtherType:
+class OtherType(Struct, frozen=True):
     """An identity column's sequence whose type differs from the column's.
 
     `logging` is "LOGGED" or "UNLOGGED" if it differs from the table's.
@@ -139,8 +136,7 @@ class OtherType:
     logging: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DumpFaults:
+class DumpFaults(Struct, frozen=True):
     """The relations whose entries pg_dump writes incorrectly, by oid: tables with faulty constraints, and sequences."""
 
     names: Mapping[int, list[UnquotedName]] = field(default_factory=dict)

@@ -14,7 +14,6 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from itertools import islice
@@ -23,6 +22,8 @@ from typing import Any
 import msgspec
 import psycopg
 import zstandard
+from msgspec import Struct
+from msgspec.structs import replace
 
 from cutline.fleet.config import GroupRules, Node
 from cutline.fleet.record import from_json, to_builtins
@@ -132,8 +133,7 @@ class _UnfitTableError(Exception):
     """A table can't be stored, for the reason in the text."""
 
 
-@dataclass(frozen=True, slots=True)
-class MarkedTable:
+class MarkedTable(Struct, frozen=True):
     """A configuration table in the catalogs; `label` is its name in rules and output.
 
     If `has_condition`, only some of its rows are dumped. If `is_trusted`, superusers own the table and its extension.
@@ -150,8 +150,7 @@ class MarkedTable:
     references: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _CompressedRows:
+class _CompressedRows(Struct, frozen=True):
     """A table's row count, and its statements: their size before compression, and the compressed bytes."""
 
     count: int
@@ -159,16 +158,14 @@ class _CompressedRows:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigurationRows:
+class ConfigurationRows(Struct, frozen=True):
     """The rows of a configuration table as statements, in the encoding of its database."""
 
     table: ExtensionTable
     statements: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ExtensionsOfShard:
+class ExtensionsOfShard(Struct, frozen=True):
     """The rows of a shard's configuration tables, and the sequences that its extensions have marked."""
 
     tables: tuple[ConfigurationRows, ...] = ()

@@ -33,10 +33,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
+from msgspec import Struct
+from msgspec.structs import replace
 
 from cutline.nodes.encodings import digest_of
 from cutline.nodes.publications import OWN_PUBLICATION
@@ -90,8 +91,7 @@ SELECT 'roles', count(*), sum(hash_record_extended(ROW(r.oid, r.rolname), 0))
 """
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogRows:
+class CatalogRows(Struct, frozen=True):
     """A catalog in the fingerprint: `key` lists its key columns, `condition` chooses its rows; "" are all rows.
 
     `hidden` is the condition that additionally applies in the hash of the objects.
@@ -304,8 +304,7 @@ SHOWN_OBJECTS_QUERIES = {
 XIDS_MAX = 5000
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(Struct, frozen=True):
     """Which transactions a session's statements saw, in which of the server's processes.
 
     `counts` are the numbers of rows in the catalogs, and what they contain by value; "" if they were not read. After a

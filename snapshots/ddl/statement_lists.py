@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 # A doubled quote is read as two adjacent strings. The server writes no quote after a backslash.
 STRING = r"""[eE]?'[^']*'|"[^"]*"|--[^\n]*"""
@@ -12,8 +13,7 @@ PART = re.compile(rf"{STRING}|(?P<mark>[(),])")
 KIND = re.compile(rf"{STRING}|\s(?P<word>PARTITION BY|INHERITS|OF) ")
 
 
-@dataclass(frozen=True, slots=True)
-class ItemList:
+class ItemList(Struct, frozen=True):
     """The items of a list in parentheses, and its offsets in the statement."""
 
     items: list[str]

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
-from msgspec import structs
+from msgspec import Struct, field, structs
+from msgspec.structs import replace
 
 from cutline.fleet.config import GroupRules
 from cutline.fleet.crash_points import CrashPoint
@@ -70,8 +70,7 @@ LOST_WAL = "its primary is copied again"
 LOST_ROWS = "the base copy does not have all of its rows"
 
 
-@dataclass(frozen=True, slots=True)
-class TableBefore:
+class TableBefore(Struct, frozen=True):
     """A table as recorded in the previous commit, or in archived segments that no commit lists.
 
     In the latter case, `state` is None, and `is_copied` says whether the attempt that archived it copied the table. If
@@ -85,8 +84,7 @@ class TableBefore:
     why_lost: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedTable:
+class ChangedTable(Struct, frozen=True):
     """A table with a new definition: converted from definition `after`, or copied for `reason` if `after` is None."""
 
     table: Table
@@ -94,8 +92,7 @@ class ChangedTable:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ShardPlan:
+class ShardPlan(Struct, frozen=True):
     """An increment's plan for a shard's tables.
 
     `gone` contains the numbers of definitions that end, and `states` the current states of the tables, by name.
@@ -282,16 +279,14 @@ LOCK_SECONDS_MIN = 5.0
 PUBLISHING_ROUNDS_MAX = 4
 
 
-@dataclass(frozen=True, slots=True)
-class TableSelection:
+class TableSelection(Struct, frozen=True):
     """The tables in a chain: `rules` select them, and they are in the publications of the fleet `fleet_id`."""
 
     fleet_id: str
     rules: GroupRules
 
 
-@dataclass(frozen=True)
-class KnownTables:
+class KnownTables(Struct, frozen=True):
     """The tables at the last commit, by shard; `highest` is the highest group number ever used.
 
     All tables of the shards in `lost` are copied again, because WAL since the last commit is lost. So are those whose
@@ -350,8 +345,7 @@ def known_tables(chain: Chain, joining: Iterable[str] = (), lost: Collection[str
 
 
 # No slots: a cached property needs a dictionary.
-@dataclass(frozen=True)
-class NodeTables:
+class NodeTables(Struct, frozen=True, dict=True):
     """A primary's tables, their states, and the fingerprint of its catalogs, all as of the same moment.
 
     They were `read`, or are those of the last commit, which has the `committed` groups but lacks the sizes of their
@@ -392,8 +386,7 @@ def _in_order(tables: Iterable[Table]) -> tuple[Table, ...]:
     return tuple(sorted(tables, key=lambda table: (table.group.schema, table.group.table)))
 
 
-@dataclass(frozen=True, slots=True)
-class DdlPlan:
+class DdlPlan(Struct, frozen=True):
     """An increment's plan for all shards' tables, and the tables that it is based on."""
 
     shards: Mapping[str, ShardPlan]

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from cutline.snapshots.ddl.ddl_archive import EXTENSION, TABLE, ArchiveEntry, DdlArchive, statements_of_entry
 from cutline.snapshots.ddl.impossible_entries import DOLLAR, RELATIONS, entry_label
@@ -79,8 +80,7 @@ def unknown_names(archive: DdlArchive) -> Iterator[str]:
                 yield f"{entry_label(entry)} is written in {shown(language)}, a language that the DDL does not create"
 
 
-@dataclass(slots=True)
-class _Created:
+class _Created(Struct):
     """What the entries of an archive create.
 
     `columns` are those of tables whose statements list all of them. `extensions` are numbers of entries.

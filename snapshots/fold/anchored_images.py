@@ -9,12 +9,12 @@ values are neither collected nor shuffled.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct, field
 
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import BytesColumn, Flags, Ints, column_of, from_list, runs, xxhash64
@@ -37,8 +37,7 @@ COMPLETED_SCHEMA = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class AnchoredImages:
+class AnchoredImages(Struct, frozen=True):
     """Partial images of a table with `column_count` columns, by the names of the rows that have the other values.
 
     Image i (partition, key, lsn, row) belongs to name i. A base row's name is its key, a change's is `change_names`.
@@ -95,8 +94,7 @@ OfTables = dict[int, AnchoredImages]
 Completed = dict[int, tuple[Ints, Ints]]
 
 
-@dataclass(frozen=True, slots=True)
-class Anchors:
+class Anchors(Struct, frozen=True):
     """The rows whose last images lack values: `in_bases` by node and group, `in_segments` by segment and group.
 
     `images` (IMAGE_SCHEMA) are those that need no anchor, and those that have none (in the PROBLEM group).
@@ -237,8 +235,7 @@ def _found(images: AnchoredImages, names: BytesColumn, rows: Ints) -> FoundAncho
     return FoundAnchors(images.group, found[found >= 0], rows[found >= 0])
 
 
-@dataclass(slots=True)
-class CompletedHashes:
+class CompletedHashes(Struct):
     """Collects the hashes of completed images, by group."""
 
     _found: dict[int, list[tuple[Ints, Ints]]] = field(default_factory=dict)
@@ -261,8 +258,7 @@ class CompletedHashes:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionTask:
+class CompletionTask(Struct, frozen=True):
     """A segment with complete images, with which the `anchored` images are to be completed."""
 
     segment: SegmentSource
@@ -270,8 +266,7 @@ class CompletionTask:
     store: OpensStore
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionReport:
+class CompletionReport(Struct, frozen=True):
     """The images that were completed, or the problem with the segment."""
 
     completed: Completed = field(default_factory=dict)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from cutline.columns.arrow_numbers import to_numpy
 from cutline.columns.bytes_column import BytesColumn, Flags, Ints, column_of, from_list, runs, xxhash64
@@ -39,8 +40,7 @@ BITS_MIN, BITS_MAX = 1 << 6, 1 << 28
 WORD_BITS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class KeyFilter:
+class KeyFilter(Struct, frozen=True):
     """One bit for each remainder of the hash, set if a key has that remainder. The number of bits is a power of two."""
 
     words: npt.NDArray[np.uint64]
@@ -162,8 +162,7 @@ KEYS_BYTES_MAX = 64 << 20
 BYTES_PER_KEY = 24
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedKeys:
+class ChangedKeys(Struct, frozen=True):
     """The `count` changed keys, by node number and group, and the ops of their last changes.
 
     All keys are in KeySets if `is_exact`, otherwise in KeyFilters. If `has_long_lines`, stand-ins replace some of the

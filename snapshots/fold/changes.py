@@ -9,12 +9,12 @@ stay in the segments, and the tasks that load them read them again, so multi-gig
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct, field
 
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import BytesColumn, Flags, Ints, column_of, runs, xxhash64
@@ -114,8 +114,7 @@ LINES_SCHEMA = pa.schema([pa.field("node", pa.int32()), *(SEGMENT_SCHEMA.field(n
 CHANGE_SCHEMA = LINES_SCHEMA.append(PLACE_FIELD)
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeForm:
+class ChangeForm(Struct, frozen=True):
     """The form in which changes are read.
 
     If `hashed`, they have an ENTRY instead of the row. The row is kept in groups without a key (`multisets`), where the
@@ -271,8 +270,7 @@ LAST_SCHEMA = pa.schema(
 PARTIAL_SCHEMA = pa.schema([*LAST_SCHEMA, SEGMENT_SCHEMA.field("partition"), SEGMENT_SCHEMA.field("row")])
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentTask:
+class SegmentTask(Struct, frozen=True):
     """A segment to read. Rows of groups in `multisets` have no key. Nothing is reported if it exceeds `bytes_max`.
 
     If there are partial images (`with_partials`), also in other segments, changes that may complete them are reported.
@@ -285,8 +283,7 @@ class SegmentTask:
     with_partials: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentReport:
+class SegmentReport(Struct, frozen=True):
     """The last change for each of the segment's keys (LAST_SCHEMA or PARTIAL_SCHEMA, an Arrow stream), or an error.
 
     It also has all changes of groups without a key. `last` is None if there is too much of them.
@@ -296,8 +293,7 @@ class SegmentReport:
     problem: ErrorReport | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentImages:
+class SegmentImages(Struct, frozen=True):
     """The images in a segment: one bit for each change that belongs to the state, and the groups of the images."""
 
     flags: bytes
@@ -307,8 +303,7 @@ class SegmentImages:
 NO_IMAGES = SegmentImages(b"", frozenset())
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenChanges:
+class ChosenChanges(Struct, frozen=True):
     """The last change (node, group, key, op) for every key in tables with base rows, and the images by segment.
 
     Segments are identified by the keys of their objects. In groups without a key, a line counts as a key if base rows
@@ -426,8 +421,7 @@ class SegmentChanges(NamedTuple):
 NAMED, IMAGES = ["node", "group", "key", "op"], ["segment", "index", "group", "op"]
 
 
-@dataclass(frozen=True, slots=True)
-class _ChosenLines:
+class _ChosenLines(Struct, frozen=True):
     """The fields of ChosenChanges about groups without a key; `images` are the inserted rows that count (IMAGES)."""
 
     images: pa.Table

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import Struct, field
 
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Ints, column_of, from_list, runs, xxhash64
@@ -48,8 +48,7 @@ LINE_NAMES = ["node", "group", "partition", "row"]
 CONTESTED_BYTES_MIN = 1 << 14
 
 
-@dataclass(frozen=True, slots=True)
-class CountedLines:
+class CountedLines(Struct, frozen=True):
     """The lines of groups without a key: `net` is how many more times each was inserted than deleted.
 
     `rows` (node, group, partition, row) has each line at least once; `first` is the row with each, and `number` the
@@ -132,8 +131,7 @@ CONTESTED_SCHEMA = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ContestedTask:
+class ContestedTask(Struct, frozen=True):
     """A request for the changes of groups in `multisets` with one of the `hashes` (a broadcast, ascending).
 
     No changes are returned if they take more than `bytes_max`.
@@ -146,8 +144,7 @@ class ContestedTask:
     store: OpensStore
 
 
-@dataclass(frozen=True, slots=True)
-class ContestedReport:
+class ContestedReport(Struct, frozen=True):
     """The contested changes (CONTESTED_SCHEMA, an Arrow stream), or the problem with the segment.
 
     `changes` is None if they are too large or if a line is long. `index` is the change's index among the segment's
@@ -178,8 +175,7 @@ def read_contested_in(task: ContestedTask) -> ContestedReport:
     return ContestedReport(to_stream(pa.concat_tables(tables)))
 
 
-@dataclass(frozen=True, slots=True)
-class Contested:
+class Contested(Struct, frozen=True):
     """The changes of contested lines (`node`, `segment` and CONTESTED_SCHEMA), or the problems of reading them."""
 
     changes: pa.Table
@@ -234,8 +230,7 @@ def choose_inserted(changes: pa.Table, counted: CountedLines) -> pa.Table:
     return changes.filter(to_mask(is_inserted & (rank < counted.net[counted.number])))
 
 
-@dataclass(frozen=True, slots=True)
-class RemovedLines:
+class RemovedLines(Struct, frozen=True):
     """Lines of a group of a node that were deleted more often than inserted: those to remove from the base rows.
 
     `net` (below 0), `partitions` and `seen` belong to the `keys`; `seen` counts the base rows with each line.
@@ -293,8 +288,7 @@ def removed_lines(counted: CountedLines) -> list[RemovedLines]:
 Matches = dict[int, tuple[Ints, Ints]]
 
 
-@dataclass(slots=True)
-class LineMatches:
+class LineMatches(Struct):
     """Counts the base rows of an object that have one of the lines in `keys`, by group without a key."""
 
     base: BaseSource
@@ -321,8 +315,7 @@ class LineMatches:
         return {number: (lines, counts.astype(np.int64)) for number, (lines, counts) in counted.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class MatchTask:
+class MatchTask(Struct, frozen=True):
     """A base object in which rows with the lines in `keys` are counted, a broadcast of KeySets by group."""
 
     base: BaseSource
@@ -330,8 +323,7 @@ class MatchTask:
     store: StoreLocation
 
 
-@dataclass(frozen=True, slots=True)
-class MatchReport:
+class MatchReport(Struct, frozen=True):
     """The rows of a node's object that were found, or the problem with the object."""
 
     node: int

@@ -8,10 +8,10 @@ of the data, are never shuffled.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from msgspec import Struct, field
 
 from cutline.columns.python_workers import local_frame, map_batches
 from cutline.snapshots.fold.anchored_images import OfTables
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 IMAGE_COLUMNS = ("node", "group", "partition", "key", "lsn", "row")
 
 
-@dataclass(slots=True)
-class Fold:
+class Fold(Struct):
     """The folded changes for some copies.
 
     `images` (IMAGE_COLUMNS) contains the rows that changes have produced; it is None if there are no such rows. In a

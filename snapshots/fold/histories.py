@@ -6,11 +6,11 @@ All changes of the rows' keys are held in memory. Spark does the same with DataF
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import BytesColumn, Flags, Ints, column_of, gather, offsets_of, runs
@@ -27,8 +27,7 @@ def named(table: pa.Table, key: str = "key") -> pa.Table:
     return pa.table([table["node"], table["group"], table[key]], names=ROW_NAME)
 
 
-@dataclass(frozen=True, slots=True)
-class Histories:
+class Histories(Struct, frozen=True):
     """The changes from which each of n rows takes its values: those of row i begin at `offsets[i]`, oldest first.
 
     They are partial except for the oldest, which may be complete. If they have no beginning (`is_open`), the row may

@@ -11,13 +11,13 @@ the old key.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from cutline.columns.arrow_numbers import to_arrow, to_numpy
 from cutline.columns.bytes_column import BytesColumn, Ints, column_of, gather
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 MERGED_FIELDS_MAX = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Images:
+class Images(Struct, frozen=True):
     """The images of n rows, oldest first: those of row i begin at `offsets[i]` and end before `offsets[i + 1]`.
 
     The image of a deleted row has a line of length 0.
@@ -163,8 +162,7 @@ _ENDS = (
 BROADCAST_KEYS_MAX = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class KeyHistory:
+class KeyHistory(Struct, frozen=True):
     """The keys under which rows were stored, and the period of each.
 
     `entries` (KEY_HISTORY_SCHEMA) has at most `count` rows; `keys` are the keys in it.
@@ -195,8 +193,7 @@ class _Step(NamedTuple):
     until: Ints
 
 
-@dataclass(frozen=True, slots=True)
-class CompletedImages:
+class CompletedImages(Struct, frozen=True):
     """Rows whose last image is partial: `images` are complete, `long_images` are completed when they are read.
 
     Both are computed from `image_lists`, which is cached and which the caller must release.

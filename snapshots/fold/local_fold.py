@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from threading import Lock
 from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import BytesColumn, Flags, column_of
@@ -73,8 +73,7 @@ class Room:
                 raise TooLargeError
 
 
-@dataclass(frozen=True, slots=True)
-class LocalFold:
+class LocalFold(Struct, frozen=True):
     """The folded changes of all nodes.
 
     `images` (IMAGE_SCHEMA) are the rows that changes have produced, ordered by node and group. An image that can't be
@@ -221,8 +220,7 @@ def _filter(table: pa.Table, rows: Flags) -> pa.Table:
     return table if rows.all() else table.filter(to_mask(rows))
 
 
-@dataclass(frozen=True, slots=True)
-class PartialImages:
+class PartialImages(Struct, frozen=True):
     """The rows whose last image is partial, ordered by node and group; `lines` have all values that the changes have.
 
     If `is_open`, the values that a line lacks may be in the base row, whose name is in `names`.

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from cutline.columns.arrow_numbers import to_arrow, to_mask
 from cutline.columns.bytes_column import Bytes, BytesColumn, Flags, column_of, gather, offsets_of
@@ -207,8 +207,7 @@ def order_by_place(images: DataFrame, divide: Callable[[DataFrame, str], DataFra
     return ordered.drop("last", "row_group")
 
 
-@dataclass(frozen=True, slots=True)
-class LongImageReader:
+class LongImageReader(Struct, frozen=True):
     """An executor's input for reading long images: the objects in the order of their numbers, and column counts."""
 
     bases: BaseSources

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import BytesColumn, Flags, Ints, from_arrow, gather, partition_of, runs
@@ -20,8 +21,7 @@ from cutline.snapshots.records.chain import Chain
 from cutline.wal.segments.segments import DELETE, INSERT, NO_GROUP, PARTIAL, UPSERT, are_of
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
+class Conversion(Struct, frozen=True):
     """The conversion of a line of `width` columns to the definition `number`.
 
     `fields` holds, for each column of that definition, the index of its field in the stored line. For a column that is
@@ -118,8 +118,7 @@ BLOCK_BYTES, BLOCK_FIELDS = 16 << 20, 1 << 20
 _SKIPPED = -2
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaMapping:
+class SchemaMapping(Struct, frozen=True):
     """The mapping of stored rows, by group number, to the schema at a cut.
 
     Rows with a number in `unchanged` keep their lines, rows with a number in `conversions` are converted, and all other
@@ -259,8 +258,7 @@ def _unless_at(early: Flags, lsn: Ints, pending: Collection[Lsn]) -> Flags:
     return counts
 
 
-@dataclass(frozen=True, slots=True)
-class _Lookup:
+class _Lookup(Struct, frozen=True):
     """A SchemaMapping as arrays, indexed by the stored number."""
 
     now: Ints

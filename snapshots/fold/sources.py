@@ -11,7 +11,6 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, groupby
 from threading import Lock
@@ -24,6 +23,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from msgspec import Struct
+from msgspec.structs import replace
 
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Ints
@@ -97,8 +98,7 @@ _expanding = Lock()
 PROBLEM = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(Struct, frozen=True):
     """An object of one node's copy, with size and digest from its commit. `number` is the node's number in the job.
 
     `rows` (of a base object, by group number, without those that are `dead`) and `segment` describe its content
@@ -115,8 +115,7 @@ class Source:
     dead: DeadRows | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedObject:
+class OpenedObject(Struct, frozen=True):
     """An object whose bytes and footer agree with its commit; `dead` are the numbers of its dead rows, ascending."""
 
     file: pq.ParquetFile
@@ -143,8 +142,7 @@ class OpenedObject:
         return first, flags
 
 
-@dataclass(frozen=True, slots=True)
-class BaseSource:
+class BaseSource(Struct, frozen=True):
     """An object of a base copy; `rows` counts its rows by the group numbers under which they are stored.
 
     `truncated` holds the groups that were truncated after the copy; `multisets` holds the shard's groups without a key.
@@ -166,8 +164,7 @@ class BaseSource:
         return frozenset(number for number in numbers if number is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentSource:
+class SegmentSource(Struct, frozen=True):
     """A segment, and the rules for selecting the changes that belong to the state.
 
     The changes before `position` belong to the state, except those made by the transactions at `excluded`. For a group
@@ -391,8 +388,7 @@ def as_problems(rows: pa.Table, are_problems: Flags) -> pa.Table:
 EXPANDED_BYTES_MAX = 48 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class BaseForm:
+class BaseForm(Struct, frozen=True):
     """The common properties of a node's base sources (see BaseSource). `mapping` is None if no row needs conversion."""
 
     node: str
@@ -424,8 +420,7 @@ class BaseForm:
         return tuple(self.source(stored_object) for stored_object in objects if self.takes(stored_object.rows))
 
 
-@dataclass(frozen=True, slots=True)
-class ListedBases:
+class ListedBases(Struct, frozen=True):
     """The `count` sources in an object list that contain wanted rows."""
 
     form: BaseForm
@@ -465,8 +460,7 @@ class ListedBases:
         return self.count
 
 
-@dataclass(frozen=True, slots=True)
-class HeldBases:
+class HeldBases(Struct, frozen=True):
     """Sources that are held in memory. There are only a few, because commits list them directly."""
 
     held: tuple[BaseSource, ...]
@@ -497,8 +491,7 @@ class HeldBases:
 BasePart: TypeAlias = HeldBases | ListedBases
 
 
-@dataclass(frozen=True, slots=True)
-class NodeBases:
+class NodeBases(Struct, frozen=True):
     """The base sources of a node, divided into parts; `number` is the node's number in the job."""
 
     number: int
@@ -515,8 +508,7 @@ class NodeBases:
 
 
 # No slots: a cached property needs a dictionary.
-@dataclass(frozen=True)
-class BaseSources:
+class BaseSources(Struct, frozen=True, dict=True):
     """The base sources of all nodes in a job, numbered from 0."""
 
     nodes: tuple[NodeBases, ...] = ()
@@ -612,8 +604,7 @@ class BaseCursor:
         return self._part[number - self._first]
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
+class Sources(Struct, frozen=True):
     """All objects that are read to fold some nodes' copies.
 
     A node's number is its index in `nodes`. `column_counts` is keyed by node number and group.

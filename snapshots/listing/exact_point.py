@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import pyarrow as pa
-from msgspec import structs
+from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import list_some, restore_command
@@ -46,8 +46,7 @@ class ExactDefinitionsError(RefusedError):
     """Tables or other DDL changed between the cuts before and after the requested time, at an unknown moment."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExactPoint:
+class ExactPoint(Struct, frozen=True):
     """The state of a chain at `moment`, between the cuts of the commits `before` and `after`.
 
     `chain` ends with `after`, whose cut is replaced by the cut at the moment. `nodes` are the primaries. The nodes'

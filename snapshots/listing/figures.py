@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain, pairwise
 from statistics import median
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from cutline.fleet.config import Fleet
 from cutline.snapshots.listing.listing import BROKEN, ENDED, Entry, SnapshotDetails, read_entry
@@ -34,8 +36,7 @@ from cutline.wal.cut.safe_time import node_time
 GAP_FACTOR, SPANS_MIN = 3, 3
 
 
-@dataclass(frozen=True, slots=True)
-class RestorePlace:
+class RestorePlace(Struct, frozen=True):
     """A possible target of a restore: a commit, and the time of its cut.
 
     `ended` is the reason why the chain can't be continued after this commit; "" if it can.
@@ -47,8 +48,7 @@ class RestorePlace:
     ended: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(Struct, frozen=True):
     """A span without a restore point, between two restore points or until now; `why` is "" if it is merely long."""
 
     after: RestorePlace
@@ -62,8 +62,7 @@ class Gap:
         return (self.until - self.after.at).total_seconds()
 
 
-@dataclass(frozen=True, slots=True)
-class Gaps:
+class Gaps(Struct, frozen=True):
     """The gaps, oldest first, and the median span in seconds, which is None if there are too few spans."""
 
     median_seconds: float | None
@@ -103,8 +102,7 @@ def find_gaps(places: Iterable[RestorePlace], now: datetime) -> Gaps:
 OPERATIONS_MAX, INCREMENTS_MAX = 1000, 200
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseFigures:
+class PhaseFigures(Struct, frozen=True):
     """The duration of a phase, over all operations of a kind that went through it."""
 
     kind: str
@@ -114,8 +112,7 @@ class PhaseFigures:
     longest_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class OperationFigures:
+class OperationFigures(Struct, frozen=True):
     """Figures from `read` operations. `are_all` is set if they include every operation that counts.
 
     `untimed` counts the completed operations without recorded phases. `checks` and `drills` are the ones that ended
@@ -197,8 +194,7 @@ def _phases(timed: Iterable[Ended]) -> tuple[PhaseFigures, ...]:
 SECONDS_PER_DAY = 86400.0
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLag:
+class NodeLag(Struct, frozen=True):
     """The lag of a primary at a cut: the seconds from the primary's time to the time of the cut.
 
     The primary's time is the time of its newest commit or of its marker (wal.cut.safe_time). `idle_seconds` is the time
@@ -209,8 +205,7 @@ class NodeLag:
     idle_seconds: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class PointFigures:
+class PointFigures(Struct, frozen=True):
     """The figures of a restore point: its cut, and the amounts that its commit added. `lags` maps primaries to lags."""
 
     snapshot: str
@@ -233,8 +228,7 @@ class PointFigures:
     lags: Mapping[str, NodeLag]
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotFigures:
+class SnapshotFigures(Struct, frozen=True):
     """A snapshot with its restore points in order; for a broken snapshot, only the readable restore points.
 
     Of a merged chain, the restore points that were given up are left out, and the first has the size of its new base.
@@ -267,8 +261,7 @@ class SnapshotFigures:
         return not self.is_only_cut and self.state != BROKEN
 
 
-@dataclass(frozen=True, slots=True)
-class StoreFigures:
+class StoreFigures(Struct, frozen=True):
     """Figures for some of a store's snapshots, as of `made_at`."""
 
     fleet: str

@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain, groupby
+
+from msgspec import Struct, field, structs
 
 from cutline.fleet.config import Fleet, Retention
 from cutline.fleet.messages import NODES_NAMED_MAX, list_some, restore_command
@@ -69,8 +71,7 @@ from cutline.wal.drain.slots import slot_name, slot_problem
 COMPLETE, BROKEN, ENDED, ONLY_FULL, SLOT_LOST = "complete", "broken", "ended", "only-full", "slot-lost"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """A snapshot. If its chain can't be read, `problem` is the reason and `chain` is the readable part, if any.
 
     `has_damaged_mark` is set if the whole chain can be read, and `problem` is about a mark. `ended` is set if a
@@ -199,8 +200,7 @@ def read_at(store: ObjectStore, name: str, moment: datetime) -> Chain:
 READ_MAX = 200
 
 
-@dataclass(frozen=True, slots=True)
-class MissingPoint:
+class MissingPoint(Struct, frozen=True):
     """A full snapshot (increment 0) or increment whose commit file `key` is missing."""
 
     snapshot: str
@@ -304,8 +304,7 @@ def _read(store: ObjectStore, documents: Mapping[str, Set[str]], operations: Seq
     return chain.from_iterable(read_batches(store, documents, operations))
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(Struct, frozen=True):
     """A store's snapshots by name, the WAL that the nodes keep, operations without an outcome, and checks.
 
     `missing` are committed restore points whose commit files are missing. `pins` are the pins in force, by snapshot.
@@ -387,7 +386,7 @@ def _slot_warnings(
     for slot in slots:
         kept, entry = KeptChain(slot, answers.of_slot(slot)), entries_by_slot.get(slot)
         if entry is not None and entry.chain is not None:
-            kept = replace(kept, snapshot=entry.name, chain=entry.chain.full.chain)
+            kept = structs.replace(kept, snapshot=entry.name, chain=entry.chain.full.chain)
             if entry.ended or entry.is_only_full:
                 yield f"{ended_text(kept)}: the next create will drop its slots, or: snapshot end {entry.name}"
                 continue
@@ -488,7 +487,7 @@ def _with_retained(entry: Entry, answers: RetainedAnswers) -> Entry:
     if entry.chain is None:
         return entry
     retained = answers.of_slot(slot_name(entry.chain.full.chain))
-    return replace(with_slots(entry, answers.slots), retained=retained)
+    return structs.replace(with_slots(entry, answers.slots), retained=retained)
 
 
 def with_slots(entry: Entry, slots: Mapping[str, Mapping[str, str]]) -> Entry:
@@ -498,7 +497,7 @@ def with_slots(entry: Entry, slots: Mapping[str, Mapping[str, str]]) -> Entry:
     has ended needs no slot.
     """
     chain = entry.chain
-    if chain is None or chain.full.only_cut or replace(entry, slot_problems={}).state != COMPLETE:
+    if chain is None or chain.full.only_cut or structs.replace(entry, slot_problems={}).state != COMPLETE:
         return entry
     own, problems = slot_name(chain.full.chain), dict[str, str]()
     for identity in chain.nodes:
@@ -508,11 +507,10 @@ def with_slots(entry: Entry, slots: Mapping[str, Mapping[str, str]]) -> Entry:
             continue
         if problem := of_node.get(own, slot_problem(own, None)):
             problems[node] = problem
-    return replace(entry, slot_problems=problems)
+    return structs.replace(entry, slot_problems=problems)
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotDetails:
+class SnapshotDetails(Struct, frozen=True):
     """A snapshot with its whole chain, its operations without an outcome, all its pins, and the merges of the chain."""
 
     entry: Entry

@@ -6,13 +6,12 @@ Labels have few values: where users choose names freely, as for snapshots, only 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from cutline.snapshots.operations.ended_operations import DRILL, FULL, INCREMENT, ONLY_CUT, RESTORE
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(Struct, frozen=True):
     """A gauge. `labels` are its own labels, in addition to `fleet`."""
 
     name: str
@@ -26,8 +25,7 @@ class Metric:
         return Sample(self, float(value), labels)
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """A value of a metric."""
 
     metric: Metric

@@ -7,12 +7,13 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+
+from msgspec import Struct
 
 from cutline.fleet.config import ListenAddress
 from cutline.fleet.timers import calling_after
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
 
 
-@dataclass(frozen=True, slots=True)
-class _Collector:
+class _Collector(Struct, frozen=True):
     """The collector for a fleet's metrics, called by the client library."""
 
     fleet: str
@@ -66,8 +66,7 @@ class EndpointTakenError(RefusedError):
     """The endpoint can't listen on its address."""
 
 
-@dataclass(frozen=True, slots=True)
-class _HttpAnswer:
+class _HttpAnswer(Struct, frozen=True):
     status: HTTPStatus
     content_type: str
     body: bytes

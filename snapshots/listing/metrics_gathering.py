@@ -11,12 +11,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
 from importlib.metadata import version
 
-from msgspec import UnsetType
+from msgspec import Struct, UnsetType
+from msgspec.structs import replace
 
 from cutline.fleet.config import Fleet, Node, Retention
 from cutline.fleet.lsn import Lsn
@@ -68,8 +69,7 @@ KEPT_MAX = 256
 FULL_COMMIT, ENDED_FOLDER, BEGINS = "snapshot.", "ended", "begins"
 
 
-@dataclass(frozen=True, slots=True)
-class _Listed:
+class _Listed(Struct, frozen=True):
     """The listed files of a snapshot, which change when an increment or a mark is added, or a commit goes missing.
 
     `files` are its commit, its marks and its folders, and the marks in the folder BEGINS; `increments` is a digest of
@@ -82,8 +82,7 @@ class _Listed:
     increments: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
+class _Known(Struct, frozen=True):
     """The entry read for a listed snapshot; None if the snapshot is not committed or was deleted."""
 
     listed: _Listed
@@ -332,8 +331,7 @@ STATES = (COMPLETE, BROKEN, ENDED, ONLY_FULL, SLOT_LOST)
 NAMED_MAX = 20
 
 
-@dataclass(frozen=True, slots=True)
-class StoreFacts:
+class StoreFacts(Struct, frozen=True):
     """The contents read from a store."""
 
     entries: tuple[Entry, ...]
@@ -482,8 +480,7 @@ GATHERING_SECONDS_MAX = 10.0
 READ_MAX, READ_ONCE_MAX = 1000, 200
 
 
-@dataclass(frozen=True, slots=True)
-class Gathered:
+class Gathered(Struct, frozen=True):
     """A fleet's samples at one moment. `problems` are the reasons why the store or nodes yielded no samples."""
 
     samples: tuple[Sample, ...]

@@ -11,9 +11,10 @@ import re
 import string
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from cutline.fleet.config import Fleet
 from cutline.snapshots.operations.open_operations import document_names, open_operation_ids, resumable_creates
@@ -50,8 +51,7 @@ class FieldValues(NamedTuple):
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Template:
+class Template(Struct, frozen=True):
     """A name with fields. `parts` are the literal texts, each with the field that follows it, or None at the end."""
 
     text: str

@@ -11,8 +11,9 @@ a decision.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from cutline.fleet.lsn import Lsn
 from cutline.snapshots.records.chain import Chain
@@ -22,8 +23,7 @@ from cutline.wal.cut.cut_values import InDoubt
 COMMITTED, ROLLED_BACK = "commit", "rollback"
 
 
-@dataclass(frozen=True, slots=True)
-class InDoubtTransaction:
+class InDoubtTransaction(Struct, frozen=True):
     """A global transaction, its decision, and its part on each node: prepared at the cut, or committed before it."""
 
     global_id: str
@@ -62,8 +62,7 @@ def in_doubt_transactions(commit: Commit) -> tuple[InDoubtTransaction, ...]:
 ACTION = "promote"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRecovery:
+class NodeRecovery(Struct, frozen=True):
     """The recovery of one primary to a cut.
 
     `target` is the position of the cut. `wal_through` is the end of the WAL that recovery needs: recovery stops at the

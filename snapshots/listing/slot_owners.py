@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from cutline.snapshots.listing.listing import BROKEN, COMPLETE, SLOT_LOST, Entry
 from cutline.snapshots.operations.open_operations import has_failed, is_open
@@ -24,8 +25,7 @@ TEXTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SlotOwner:
+class SlotOwner(Struct, frozen=True):
     """The chain of a slot: its snapshot, its operation, and its state.
 
     `state` is that of the snapshot in `list`, or OPEN, FAILED, DELETED or UNKNOWN; `snapshot` and `operation` are ""

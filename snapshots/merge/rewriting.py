@@ -11,13 +11,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec import structs
+from msgspec import Struct, structs
 
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Ints
@@ -65,8 +64,7 @@ class ChangesIncompleteError(RefusedError):
     """A change needs an earlier image of its row, and the chain does not have it."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewBase:
+class NewBase(Struct, frozen=True):
     """The objects of a node's base: those that were `written`, and those of earlier base copies that are `carried`."""
 
     written: tuple[StoredObject, ...]
@@ -133,8 +131,7 @@ def _stored(base: BaseSource) -> StoredObject:
     return StoredObject(source.key, BASE, source.node, source.size, source.digest, dict(base.rows), source.dead)
 
 
-@dataclass(frozen=True, slots=True)
-class _RewriteTask:
+class _RewriteTask(Struct, frozen=True):
     """Objects to read, and the beginnings of the keys of new objects; `changed` is a broadcast of the changed keys."""
 
     bases: tuple[BaseSource, ...]
@@ -151,8 +148,7 @@ class _RewriteTask:
         return sum(base.source.size for base in self.bases)
 
 
-@dataclass(frozen=True, slots=True)
-class _RewriteReport:
+class _RewriteReport(Struct, frozen=True):
     """The new objects and the carried ones, or the error that ended the task."""
 
     written: tuple[StoredObject, ...] = ()
@@ -207,8 +203,7 @@ def copy_objects(
     return [stored for report in reports for stored in report.written]
 
 
-@dataclass(frozen=True, slots=True)
-class _ObjectCopyTask:
+class _ObjectCopyTask(Struct, frozen=True):
     """An object to read, and the entry under which it is stored again, but for the digest."""
 
     source: StoredObject
@@ -257,8 +252,7 @@ def _rewrite_objects(task: _RewriteTask) -> _RewriteReport:
     return _RewriteReport(rows.stored, tuple(carried))
 
 
-@dataclass(slots=True)
-class _NumberedRows:
+class _NumberedRows(Struct):
     """The rows of an object, by their numbers, as far as they have been read: their stored groups, and their bytes.
 
     `living` flags those that are still part of the state, and `dying` counts those that are not, but were before.

@@ -17,10 +17,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import StrEnum
 
-from msgspec import UnsetType, structs
+from msgspec import Struct, UnsetType, structs
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.own_process import is_gone, own_label
@@ -108,8 +107,7 @@ class NothingToMergeError(RefusedError):
     """The snapshot has no increment, or only a full snapshot was asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class MergePlan:
+class MergePlan(Struct, frozen=True):
     """What a merge will do: `chain` is folded to its last increment. `existing` is the merge that is there already.
 
     `later` is the increment of the next merge, with which later increments begin; None if there is none.
@@ -130,8 +128,7 @@ class MergePlan:
         return self.chain.last.increment
 
 
-@dataclass(slots=True)
-class MergeReport:
+class MergeReport(Struct):
     """The result of a merge. `seconds` includes the proof; `read_bytes` are those of the chain's objects."""
 
     plan: MergePlan
@@ -141,8 +138,7 @@ class MergeReport:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
+class Proof(Struct, frozen=True):
     """The partition hashes of a chain and of its merge are equal: how many, and a digest of them."""
 
     partitions: int

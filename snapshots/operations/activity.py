@@ -13,12 +13,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Literal, Self
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType, field
 
 from cutline.fleet.own_process import own_label, own_process
 from cutline.fleet.progress import Forwarding, Progress, Reading, StepPace
@@ -54,8 +53,7 @@ from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectS
 from cutline.storage.waits import urgent_requests
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(Struct, frozen=True):
     """A running command. `snapshot` is "" for all snapshots, and `operation` is "" until the command reports its id."""
 
     kind: str
@@ -63,8 +61,7 @@ class Command:
     operation: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(Struct, frozen=True):
     """The end of an operation without an intent; see Outcome. `code` is None if its process could not report it."""
 
     state: Literal["done", "failed"]
@@ -330,8 +327,7 @@ class Activity(Forwarding):
         )
 
 
-@dataclass(slots=True)
-class _Signs:
+class _Signs(Struct):
     """The signs of life of an operation. `number` is the next sign's number, `due` its time on the monotonic clock.
 
     `is_clean` is set if only the last sign can be left in the store.

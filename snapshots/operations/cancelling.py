@@ -12,10 +12,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from enum import StrEnum
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.own_process import end_sessions_statement, is_of_one_process, own_label
@@ -65,8 +64,7 @@ class CancelResult(StrEnum):
     UNREACHABLE = "unreachable"
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:
+class Cancelled(Struct, frozen=True):
     """An operation with the result of cancelling it, and a message for the operator."""
 
     operation: UnderWay

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import chain, groupby, islice
 from typing import Any, TypeAlias, TypeVar
 
-from msgspec import UnsetType, structs
+from msgspec import Struct, UnsetType, field, structs
+from msgspec.structs import replace
 
 from cutline.fleet.own_process import read_label
 from cutline.fleet.record import Time, to_builtins
@@ -60,8 +60,7 @@ AT_ONCE = 16
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """An operation that has ended. `intent` is None if there never was an intent, or if it was removed.
 
     If a document can't be read, `problem` describes it and `outcome` is None.
@@ -232,8 +231,7 @@ def _newest_first(read: Iterable[Ended]) -> Iterator[Ended]:
         yield from sorted(same_second, key=lambda one: one.outcome.ended_at if one.outcome else "", reverse=True)
 
 
-@dataclass(frozen=True, slots=True)
-class EndedOperations:
+class EndedOperations(Struct, frozen=True):
     """Operations that have ended, newest first; complete from `since` on, or as a whole if `since` is None.
 
     `earlier_checks` are further checks, which tell whether conflicts that a check found before that still stand.
@@ -310,8 +308,7 @@ REMOVAL_READ_MAX = 1000
 AHEAD_SECONDS_MAX = 300.0
 
 
-@dataclass(frozen=True, slots=True)
-class EndedCheck:
+class EndedCheck(Struct, frozen=True):
     """A restore point with its result in a check that has ended."""
 
     operation: str
@@ -336,8 +333,7 @@ class EndedCheck:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class NewestChecks:
+class NewestChecks(Struct, frozen=True):
     """The checks that were read: all of them in `by_snapshot`, and the newest checks of each snapshot.
 
     A full check covers everything that the newest restore point of the snapshot needed at that time. `last` contains

@@ -13,10 +13,9 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from msgspec import UNSET, UnsetType, structs
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from cutline.fleet.own_process import own_label, own_process, read_label
 from cutline.fleet.progress import Progress, Reading
@@ -54,8 +53,7 @@ class SnapshotInUseError(BusyError):
     """A restore, repair or merge is reading the snapshot."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(Struct, frozen=True):
     """The lease of an operation without an outcome: the operation, the process that runs it, and the expiry."""
 
     operation: Intent
@@ -85,8 +83,7 @@ class Lease:
         }
 
 
-@dataclass(slots=True)
-class HeldLease:
+class HeldLease(Struct):
     """A lease while it is held. `is_stored` is set if the operation is recorded in the store.
 
     If it could not be recorded, `problem` is the store's error.

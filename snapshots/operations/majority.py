@@ -18,9 +18,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType, field
 
 from cutline.nodes.baseline import NodeIdentity
 from cutline.snapshots.records.documents import read_sealed, seal
@@ -43,8 +42,7 @@ class OtherServersError(RefusedError):
     """Too many nodes are not the servers that are recorded under their ids."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedPrimaries:
+class RecordedPrimaries(Struct, frozen=True):
     """The node ids of the recorded primaries, and their system identifiers; `number` is 0 if no record is stored.
 
     `timelines` are those of the servers, as far as they are known.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from cutline.snapshots.operations.committing import listed_sizes, sizes_of
 from cutline.snapshots.records.chain import Chain
@@ -24,8 +25,7 @@ from cutline.wal.segments.archive import Segment
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 
 
-@dataclass(frozen=True, slots=True)
-class ChainObject:
+class ChainObject(Struct, frozen=True):
     """An object listed by the commit of `increment`, which belongs to the copy or the DDL of `node`.
 
     Until it is expanded, an object list represents all objects that it lists; a lost list is never expanded.
@@ -54,8 +54,7 @@ class ChainObject:
             yield ChainObject(part.key, self.node, self.increment, part)
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
+class Damage(Struct, frozen=True):
     """Damage to an object of the node's copy or DDL; for `kind`, see ObjectDamagedError."""
 
     key: str
@@ -140,16 +139,14 @@ def _damage_of(chain_object: ChainObject, size: int | None) -> Damage | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyTask:
+class VerifyTask(Struct, frozen=True):
     """An object to read and compare with its commit."""
 
     chain_object: ChainObject
     store: StoreLocation
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyReport:
+class VerifyReport(Struct, frozen=True):
     """The damage to the object, or the error that ended the task."""
 
     damage: Damage | None = None

@@ -11,11 +11,11 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeVar
 
-from msgspec import structs
+from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Progress
@@ -181,8 +181,7 @@ def read_lists(store: ObjectStore, commit: C) -> C:
     return _read_lists(_ListReading(store, named, {}, keeps_lost=False), commit)
 
 
-@dataclass(frozen=True, slots=True)
-class _ListReading:
+class _ListReading(Struct, frozen=True):
     """How lists are read. They must not contain objects that a commit names (`named` maps keys to increments).
 
     `replaced` contains, by the key of the list, the objects that repairs have replaced. If `keeps_lost`, a LostList

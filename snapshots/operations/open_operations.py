@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from msgspec import UnsetType
+from msgspec import Struct, UnsetType
 
 from cutline.fleet.messages import SAME_TARGET, abandon_command, list_some, resume_command
 from cutline.fleet.own_process import Label, read_label
@@ -233,8 +232,7 @@ RESTORE = "restore"
 SHOWN_MAX = 3
 
 
-@dataclass(frozen=True, slots=True)
-class OpenOperation:
+class OpenOperation(Struct, frozen=True):
     """An operation without a readable outcome.
 
     If a document can't be read, `problem` describes it; if that is the intent, `operation` is None. `sign` is the

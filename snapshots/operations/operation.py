@@ -16,11 +16,11 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType, field
+from msgspec.structs import replace
 
 from cutline.fleet.own_process import own_label, own_process
 from cutline.fleet.progress import Progress, Reading, Silent, StepTimes
@@ -81,8 +81,7 @@ from cutline.wal.segments.own_store import StoreGoneError
 CANCELLED, BUG, INTERRUPTED = 8, 70, 130
 
 
-@dataclass(frozen=True, slots=True)
-class OutcomeDetails:
+class OutcomeDetails(Struct, frozen=True):
     """The details of an outcome besides the operation's end; see Outcome. `times`, if given, replace `phases`."""
 
     code: int | UnsetType = UNSET
@@ -93,8 +92,7 @@ class OutcomeDetails:
     times: StepTimes | None = None
 
 
-@dataclass(slots=True)
-class Operation:
+class Operation(Struct):
     """One run of a command that changes something, in the process that runs it.
 
     `is_committing` is set before the process puts the commit. From then on, only the store shows whether the operation

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
+
+from msgspec import Struct, field
 
 from cutline.snapshots.operations.ended_operations import Ended, list_ended, read_batches
 from cutline.snapshots.operations.open_operations import document_names
@@ -19,8 +20,7 @@ COPY = "copy"
 READ_MAX = 128
 
 
-@dataclass(frozen=True, slots=True)
-class FirstStoreChain:
+class FirstStoreChain(Struct, frozen=True):
     """A snapshot in the first store: its restore points `first` to `last` (0 is the full snapshot).
 
     The full snapshot was stored at `stored_at`.
@@ -36,8 +36,7 @@ class FirstStoreChain:
         return cls(first, last, datetime.fromisoformat(full.created_at) + timedelta(seconds=full.seconds))
 
 
-@dataclass(frozen=True, slots=True)
-class SecondStoreState:
+class SecondStoreState(Struct, frozen=True):
     """The newest restore points that copies have left in the second store at `url`, by snapshot.
 
     `behind` maps snapshots to the number of restore points that the second store lacks. `missing` are the snapshots of

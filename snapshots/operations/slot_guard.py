@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
-from msgspec import UNSET
+from msgspec import UNSET, Struct, field
+from msgspec.structs import replace
 
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.messages import FREE_SLOTS, NODES_NAMED_MAX, group_by_value, list_some, name_nodes
@@ -49,8 +49,7 @@ from cutline.wal.drain.lags import Retained, RetainedAnswers, query_retained, re
 from cutline.wal.drain.slots import COPY_SUFFIX, copy_slot_name, drop_slots, slot_name
 
 
-@dataclass(frozen=True, slots=True)
-class SlotOwners:
+class SlotOwners(Struct, frozen=True):
     """The ids of the operations in the store, keyed by the names of the slots that a create with that id makes."""
 
     store: ObjectStore
@@ -82,8 +81,7 @@ def is_foreign(store: ObjectStore, intent: Intent) -> bool:
     return intent.fleet_id is not UNSET and intent.fleet_id != read_fleet_id(store)
 
 
-@dataclass(frozen=True, slots=True)
-class KeptChain:
+class KeptChain(Struct, frozen=True):
     """The WAL that the nodes keep for one chain. `snapshot` is None if no snapshot in this store has the chain.
 
     `unfinished` is the snapshot of a create that was interrupted and can be resumed, "" otherwise; `readers` are the
@@ -126,8 +124,7 @@ class KeptChain:
         return f"slot {self.slot}, not part of a snapshot in this store,"
 
 
-@dataclass(frozen=True, slots=True)
-class SlotRuling:
+class SlotRuling(Struct, frozen=True):
     """What a create does with the slots of a chain: it drops those on `nodes`. Without nodes, all slots stay.
 
     `reason` says why, as part of a sentence; it is "" if the reason is a node's limit. Then only the copies of these
@@ -193,8 +190,7 @@ def ruling_text(kept: KeptChain, ruling: SlotRuling, continued: str | None = Non
     return f"{over_limit_text(kept)}: the next create will drop its slots{lost}"
 
 
-@dataclass(frozen=True, slots=True)
-class Guarded:
+class Guarded(Struct, frozen=True):
     """The snapshots whose chains still have slots, sorted; one that is not finished may be among them.
 
     `dropped` are the nodes whose slots of the continued chain were past their limits, with the reason for a new copy.

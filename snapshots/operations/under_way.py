@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from cutline.fleet.own_process import is_gone, is_of_one_process, read_label
 from cutline.fleet.record import Time, fields_of
@@ -58,8 +57,7 @@ class ActivityState(StrEnum):
     DEAD = "dead"
 
 
-@dataclass(frozen=True, slots=True)
-class UnderWay:
+class UnderWay(Struct, frozen=True):
     """An operation without an outcome. `opened` is None if no intent is stored; `sign` is None if no sign is stored.
 
     `is_decided` is set if a restore has decided to publish. `problems` describe the documents that can't be read.

@@ -11,7 +11,8 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.record import Count, Record
@@ -80,8 +81,7 @@ def read_steps(
         return tuple(step for step in threads.map(read, sorted(store.list_children(folder))) if step is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class StepsCopied:
+class StepsCopied(Struct, frozen=True):
     """What the `steps` of a copy have copied of the tables of its shard, which have the numbers `missing` otherwise.
 
     `copied` maps the number under which rows are stored to the number of the table at the last commit.

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
 from typing import TypeVar
 
-from msgspec import structs
+from msgspec import Struct, field, structs
+from msgspec.structs import replace
 
 from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.nodes.baseline import NodeIdentity
@@ -54,8 +54,7 @@ T = TypeVar("T")
 TABLES = ("_groups", "_tables")
 
 
-@dataclass(frozen=True, slots=True)
-class RenewalGap:
+class RenewalGap(Struct, frozen=True):
     """A gap before an increment that copied a primary again: no time since the restore point before can be restored.
 
     `node` is the primary, and `reason` says why its copy could not be continued. If the restore points from
@@ -79,8 +78,7 @@ class RenewalGap:
         return self.lost_since is not None and self.lost_since <= increment < self.increment
 
 
-@dataclass(frozen=True, slots=True)
-class AppliedRepairs:
+class AppliedRepairs(Struct, frozen=True):
     """The repairs that a chain's commits reflect (snapshots/records/repaired_chain.py).
 
     `originals` maps the keys of new segments to the segments that the commits list. `listed` maps the keys of object
@@ -97,8 +95,7 @@ class AppliedRepairs:
         return frozenset(new.key for repair in self.repairs for one in repair.replacements for new in one.new)
 
 
-@dataclass(frozen=True, slots=True)
-class MergedBeginning:
+class MergedBeginning(Struct, frozen=True):
     """What the beginning of a chain was made of, if that is a merge (snapshots/records/merged_chain.py).
 
     `commit` is that of the increment, and `original` that of the full snapshot, as stored. `archives` and `slots` are
@@ -121,8 +118,7 @@ class MergedBeginning:
 
 
 # No slots: a cached property needs a dictionary.
-@dataclass(frozen=True)
-class Chain:
+class Chain(Struct, frozen=True, dict=True):
     """A full snapshot and its increments up to a given number, from which a state is folded.
 
     With a `beginning`, `full` is not the commit of a full snapshot: it describes the state at the cut of the merge's

@@ -19,13 +19,12 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 import zstandard
-from msgspec import structs
+from msgspec import Struct, structs
 
 from cutline.fleet.record import Record, from_json, to_json
 from cutline.storage.digest import digest
@@ -76,8 +75,7 @@ KEYS: dict[Kind, tuple[re.Pattern[str], ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedKey:
+class ParsedKey(Struct, frozen=True):
     """The parts of a key below a snapshot's folder. `number` is the number of a segment or increment."""
 
     kind: Kind

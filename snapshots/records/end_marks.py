@@ -11,8 +11,9 @@ object. Its restore points are read as if there were no mark.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from cutline.fleet.messages import NEW_CHAIN, list_some
 from cutline.fleet.own_process import read_label
@@ -109,8 +110,7 @@ def read_end(store: ObjectStore, snapshot: str, chain: str) -> EndMark | None:
     return mark
 
 
-@dataclass(frozen=True, slots=True)
-class DamagedMark:
+class DamagedMark(Struct, frozen=True):
     """A mark that can't be read, with the message and hint of the error."""
 
     key: str
@@ -124,8 +124,7 @@ class DamagedMark:
         return f"{self.message}; {kept}; {self.hint}"
 
 
-@dataclass(frozen=True, slots=True)
-class ChainMarks:
+class ChainMarks(Struct, frozen=True):
     """The marks of a snapshot: its chain has ended, or its increments were pruned."""
 
     ended: EndMark | None = None

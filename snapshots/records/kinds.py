@@ -6,11 +6,11 @@ import inspect
 import json
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from cutline.fleet.record import Count, Record, json_schema
 from cutline.snapshots.records.background_records import CopyStep
@@ -75,8 +75,7 @@ DIGEST_SCHEMA = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentKind:
+class DocumentKind(Struct, frozen=True):
     """A kind of document: its types, and whether a digest is allowed and required."""
 
     name: str

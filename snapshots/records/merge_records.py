@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
-from msgspec import field, structs
+from msgspec import Struct, field, structs
 
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.record import Count, Record, Seconds, Time
@@ -123,8 +122,7 @@ def begin_key(snapshot: str, increment: int) -> str:
     return f"snapshots/{snapshot}/begins/{increment:016d}.json"
 
 
-@dataclass(frozen=True, slots=True)
-class MergePlace:
+class MergePlace(Struct, frozen=True):
     """The place of the merge at an increment: the first turn not voided. `merge` is None if that turn is not taken."""
 
     key: str

@@ -11,10 +11,10 @@ the objects of the earlier commits, until the chain begins with a merge for good
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.record import Time

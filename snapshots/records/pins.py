@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from cutline.fleet.own_process import read_label
 from cutline.fleet.record import Count, Record, Time
@@ -62,8 +61,7 @@ class PinRelease(Record, frozen=True, kw_only=True, tag_field="schema", tag="cut
     by: str
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPin:
+class StoredPin(Struct, frozen=True):
     """A pin in the store; `pin` is None if it can't be read, and `problem` then says why."""
 
     id: str

@@ -13,11 +13,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TypeAlias
 
-from msgspec import structs
+from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from cutline.fleet.messages import NEW_CHAIN, NODES_NAMED_MAX, list_some
 from cutline.fleet.record import Time
@@ -78,8 +78,7 @@ class SnapshotExistsError(RefusedError):
     """Another operation has committed this snapshot or increment."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommitPlace:
+class CommitPlace(Struct, frozen=True):
     """The location of a number's commit: the first turn not voided. `commit` is None if that turn is not taken."""
 
     key: str

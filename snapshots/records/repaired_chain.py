@@ -9,10 +9,10 @@ that it replaces.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
-from msgspec import structs
+from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from cutline.snapshots.records.chain import AppliedRepairs, Chain
 from cutline.snapshots.records.commit import (
@@ -126,8 +126,7 @@ def _exchange_in(chain: Chain, commit: Commit, replacement: Replacement) -> Chai
     return replace(chain, increments=increments, applied=applied)
 
 
-@dataclass(frozen=True, slots=True)
-class _Replaced:
+class _Replaced(Struct, frozen=True):
     """The commit's entries that are replaced, and the lists that keep listing other objects; all are in one `part`."""
 
     part: str

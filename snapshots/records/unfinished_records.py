@@ -17,10 +17,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from msgspec import UNSET, UnsetType, field, structs
+from msgspec import UNSET, Struct, UnsetType, field, structs
 
 from cutline.fleet.config import GroupRules
 from cutline.fleet.lsn import Lsn
@@ -130,8 +129,7 @@ class Resumption(Record, frozen=True, tag_field="schema", tag=RESUMPTION_FORMAT)
     ran_seconds: Seconds | UnsetType = UNSET
 
 
-@dataclass(frozen=True, slots=True)
-class UnfinishedCopy:
+class UnfinishedCopy(Struct, frozen=True):
     """A base copy that was interrupted: its plan, the tables that are copied completely, and their entries.
 
     `groups` are these tables by shard. Rows of a table that is not complete are not in any of the `entries`.

@@ -7,7 +7,8 @@ chain as ended, and the next create drops its slots (snapshots/operations/slot_g
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.own_process import own_label
@@ -27,8 +28,7 @@ NO_CHAIN = "a restore point without rows has no chain; to delete it: snapshot de
 COMMAND = "end"
 
 
-@dataclass(frozen=True, slots=True)
-class EndPlan:
+class EndPlan(Struct, frozen=True):
     """What `snapshot end` does: the chain's last increment, its slot, and the WAL that nodes retain for it.
 
     `unanswered` are the nodes that did not answer, each with the reason. `marks` say whether the chain has ended
@@ -43,8 +43,7 @@ class EndPlan:
     marks: ChainMarks
 
 
-@dataclass(frozen=True, slots=True)
-class EndResult:
+class EndResult(Struct, frozen=True):
     """The mark of the chain; None if its increments were pruned before. `left` are nodes where slots may remain."""
 
     plan: EndPlan

@@ -7,9 +7,8 @@ A deletion that was interrupted after it stored its tombstone is resumed from th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Progress
@@ -54,8 +53,7 @@ class SnapshotUnreadableError(RefusedError):
     """The snapshot can't be read, so the restore points that would be lost are unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeletionPlan:
+class DeletionPlan(Struct, frozen=True):
     """The plan for a deletion.
 
     `surveyed` is None if the plan resumes an earlier deletion, whose mark is `mark`. `others` are the snapshots that
@@ -221,8 +219,7 @@ def list_unfinished_deletions(store: ObjectStore) -> tuple[list[str], dict[str, 
     return names, unreadable
 
 
-@dataclass(frozen=True, slots=True)
-class DeletionResult:
+class DeletionResult(Struct, frozen=True):
     """The result of a deletion; `removed` is None if nothing was left to do."""
 
     mark: Mark

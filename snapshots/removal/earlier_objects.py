@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cached_property
 
-from msgspec import structs
+from msgspec import Struct, field, structs
 
 from cutline.fleet.progress import Progress, Reading
 from cutline.snapshots.operations.leases import check_not_in_use, lease_expiry, read_lease
@@ -61,8 +60,7 @@ class DamagedMergeError(RefusedError):
 
 
 # Not slotted: a cached property needs a dictionary.
-@dataclass(frozen=True)
-class EarlierObjects:
+class EarlierObjects(Struct, frozen=True, dict=True):
     """Tells the objects that only states before increment `first` need. `chain` begins at the merge of `first`.
 
     `operations` are those of the commits up to `first` and of earlier merges, `merged` the keys of the objects that
@@ -150,8 +148,7 @@ class EarlierObjects:
         return parsed.kind in (Kind.BASE, Kind.LIST) and is_of_earlier
 
 
-@dataclass(frozen=True, slots=True)
-class DropPlan:
+class DropPlan(Struct, frozen=True):
     """What is removed: the increments `points` (0 is the full snapshot), and `objects`."""
 
     snapshot: str
@@ -252,8 +249,7 @@ def _is_earlier(earlier: EarlierObjects, snapshot: str, key: str) -> bool:
     return parsed is not None and earlier.has(key, parsed)
 
 
-@dataclass(frozen=True, slots=True)
-class DropResult:
+class DropResult(Struct, frozen=True):
     """What was removed, and by key the store's reasons for refusals. `operation` is "" if there was nothing to do."""
 
     plan: DropPlan

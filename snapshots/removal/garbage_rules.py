@@ -23,12 +23,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import cached_property
 from itertools import filterfalse
 from typing import Any
+
+from msgspec import Struct
 
 from cutline.snapshots.operations.leases import open_leases
 from cutline.snapshots.operations.object_lists import read_lists, read_merge_lists
@@ -97,8 +98,7 @@ GARBAGE = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class GarbageVerdict:
+class GarbageVerdict(Struct, frozen=True):
     """The verdict on an object. `text` explains unusual cases."""
 
     why: GarbageReason
@@ -362,8 +362,7 @@ class GarbageRules:
         return _EndedChain(chain, verdict)
 
 
-@dataclass(frozen=True, slots=True)
-class _EndedChain:
+class _EndedChain(Struct, frozen=True):
     """A chain that has ended, and the verdict on what only a later increment could have listed."""
 
     chain: Chain
@@ -402,8 +401,7 @@ def read_intent_in_store(store: ObjectStore, snapshot: str, owner: str) -> Inten
     return intent if intent.kind in IN_STORE and intent.snapshot == snapshot else None
 
 
-@dataclass(frozen=True, slots=True)
-class CreateOutcome:
+class CreateOutcome(Struct, frozen=True):
     """The outcome of a create for the objects that it owns: a verdict on all of them, or the commit that decides.
 
     `is_of_increment` is set if the create has committed an increment, whose commit may be gone.

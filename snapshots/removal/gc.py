@@ -12,10 +12,11 @@ import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Progress
@@ -40,8 +41,7 @@ from cutline.storage.probe import PROBES
 from cutline.storage.store import DeletionRefusedError, Listed, ObjectStore, Unfinished
 
 
-@dataclass(frozen=True, slots=True)
-class Garbage:
+class Garbage(Struct, frozen=True):
     """Garbage to remove: `objects`, deleted in this order, or `leftover`, an unfinished upload."""
 
     kind: Kind
@@ -58,8 +58,7 @@ class Garbage:
         return [*sizes, self.leftover.size_bytes] if self.leftover else sizes
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedRemoval:
+class RefusedRemoval(Struct, frozen=True):
     """An object that the store refused to delete, and the reason."""
 
     key: str
@@ -74,8 +73,7 @@ class KeptKey(NamedTuple):
     text: str
 
 
-@dataclass(slots=True)
-class GcReport:
+class GcReport(Struct):
     """The findings and the result of gc. `kept` counts all objects that are not removed, including needed objects.
 
     `unsettled` is the reason why earlier operations were not settled first, "" if they were. `unknown` lists

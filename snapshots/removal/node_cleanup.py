@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Protocol
 
 import psycopg
+from msgspec import Struct
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.messages import without_node
@@ -68,8 +68,7 @@ def overdue_error(operation: Intent) -> OverdueError:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ChainSlots:
+class ChainSlots(Struct, frozen=True):
     """A snapshot's slots, the nodes that may have them, and its chain ("" if no commit can be read)."""
 
     slots: tuple[str, ...]
@@ -126,8 +125,7 @@ def servers_left_behind(fleet: Fleet, nodes: Mapping[str, str], primaries: Mappi
     return left
 
 
-@dataclass(frozen=True, slots=True)
-class NoNodes:
+class NoNodes(Struct, frozen=True):
     """The NodeCleanup of a removal from a copy, whose chains have no slots.
 
     Nothing needs the fleet's lock there: two removals, or a removal and a copy, agree by the mark.
@@ -146,8 +144,7 @@ class NoNodes:
         return [], []
 
 
-@dataclass(frozen=True, slots=True)
-class FleetNodes:
+class FleetNodes(Struct, frozen=True):
     """The NodeCleanup that uses the sessions holding the fleet's lock."""
 
     lock: FleetLock

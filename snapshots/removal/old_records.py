@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import chain, groupby
 
-from msgspec import UnsetType
+from msgspec import Struct, UnsetType, field
+from msgspec.structs import replace
 
 from cutline.snapshots.operations.ended_operations import REMOVAL_READ_MAX, reach_of, read_checks, standing_check
 from cutline.snapshots.operations.open_operations import document_names
@@ -41,8 +41,7 @@ INTENT = "intent.json"
 ASKING_THREADS_MAX = 8
 
 
-@dataclass(frozen=True, slots=True)
-class RecordFolder:
+class RecordFolder(Struct, frozen=True):
     """A folder in `operations` with objects in the order of removal; `verdict` is None if it is not Cutline's."""
 
     folder: str
@@ -58,8 +57,7 @@ def judge_probe(listed: Listed, now: datetime) -> GarbageVerdict | None:
     return GarbageVerdict(GarbageReason.LEFT_OVER if is_over else GarbageReason.YOUNG)
 
 
-@dataclass(frozen=True, slots=True)
-class RecordJudge:
+class RecordJudge(Struct, frozen=True):
     """Judges the records of operations.
 
     `owners` are the operations that own objects; `unfinished` are the snapshots whose removal has no outcome.

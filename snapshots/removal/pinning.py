@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Container
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.own_process import own_label
@@ -62,8 +61,7 @@ class BeingRemovedError(BusyError):
     """The restore point is being removed, so a pin may come too late."""
 
 
-@dataclass(frozen=True, slots=True)
-class PinChange:
+class PinChange(Struct, frozen=True):
     """What `keep` did: the pins that it stored, or released, and the pins of the snapshot that are in force now."""
 
     snapshot: str

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from msgspec import structs
+from msgspec import Struct, field, structs
+from msgspec.structs import replace
 
 from cutline.fleet.config import Fleet, Retention
 from cutline.fleet.messages import list_some
@@ -62,8 +62,7 @@ from cutline.storage.store import Listed, ObjectStore
 NAMES_SHOWN_MAX = 10
 
 
-@dataclass(frozen=True, slots=True)
-class PruneStep:
+class PruneStep(Struct, frozen=True):
     """One removal. `is_resumed` is set if an earlier command has already stored the mark.
 
     `slots` are the slots that nodes may still have; if the chain has ended, the slot in the mark was already dropped.
@@ -77,8 +76,7 @@ class PruneStep:
     left_behind: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class PrunePlan:
+class PrunePlan(Struct, frozen=True):
     """The verdict on every snapshot, newest first, and the resulting removals, oldest first.
 
     `drops` are the merged chains of which the beginning is given up. `rules` are those that were applied, `is_default`
@@ -191,8 +189,7 @@ class PrunePlan:
         return warnings
 
 
-@dataclass(frozen=True, slots=True)
-class PruneResult:
+class PruneResult(Struct, frozen=True):
     """The result of a prune: the steps of the plan that were done, with a RemovalResult for each, and its drops.
 
     `left` are the errors about snapshots of the plan that were left out, because an operation is reading them.
@@ -338,8 +335,7 @@ def _plan_drops(store: ObjectStore, judged: JudgedStore) -> tuple[DropPlan, ...]
     return tuple(drops)
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedStore:
+class JudgedStore(Struct, frozen=True):
     """The verdict of the rules on every snapshot, newest first, and what they are based on (see PrunePlan).
 
     `verdicts` say which restore points of each snapshot are wanted for their own sake, and by which rules or pins, and

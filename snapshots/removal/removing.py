@@ -22,8 +22,9 @@ import re
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.own_process import own_label
@@ -65,8 +66,7 @@ ROUNDS_MAX = 3
 COMMIT_FILE = re.compile(r"snapshots/[^/]+/(?:increments/(?P<number>\d+)|snapshot)(?:\.\d+)?\.json")
 
 
-@dataclass(frozen=True, slots=True)
-class Removal:
+class Removal(Struct, frozen=True):
     """A removal: the kind of the operation, its mark, and a function that finds its objects.
 
     With `force`, the removal continues even if restore points are pinned, or if the mark can't be stored because an
@@ -79,8 +79,7 @@ class Removal:
     force: bool = False
 
 
-@dataclass(slots=True)
-class RemovalResult:
+class RemovalResult(Struct):
     """The result of a removal.
 
     `slots_left` are slots on nodes that did not answer. `slots_unknown` are slots that may be left on servers that
@@ -317,8 +316,7 @@ class IncrementsNeededError(BusyError):
     """The full snapshot of a chain was given up for a merge while its increments were to be removed."""
 
 
-@dataclass(frozen=True, slots=True)
-class RemovalRun:
+class RemovalRun(Struct, frozen=True):
     """A running `delete` or `prune` that holds the fleet's lock."""
 
     fleet: Fleet

@@ -32,9 +32,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from cutline.fleet.config import ALL, CALENDAR_RULES, TIME_RULES, KeepCount, Retention
 from cutline.fleet.units import duration_text
@@ -53,8 +55,7 @@ class RetentionFate(StrEnum):
     DELETE = "delete"
 
 
-@dataclass(frozen=True, slots=True)
-class HeldSnapshot:
+class HeldSnapshot(Struct, frozen=True):
     """A snapshot as input to the rules. `points` are the cut times of its restore points, from increment `first` on.
 
     `first` is 0, the full snapshot, unless earlier restore points were given up. `merges` are the increments at which
@@ -104,8 +105,7 @@ class HeldSnapshot:
         return any(point > now + timedelta(seconds=AGREE_SECONDS_MAX) for point in self.points)
 
 
-@dataclass(frozen=True, slots=True)
-class PointVerdict:
+class PointVerdict(Struct, frozen=True):
     """The verdict on one restore point: the increment (0: the full snapshot) and its cut's time.
 
     `why` are the rules and pins that keep this restore point itself. Otherwise it is kept if `needed_by`, the first
@@ -124,8 +124,7 @@ class PointVerdict:
         return bool(self.why) or self.needed_by is not None or self.stays_whole
 
 
-@dataclass(frozen=True, slots=True)
-class RetentionVerdict:
+class RetentionVerdict(Struct, frozen=True):
     """The fate of a snapshot, and why: the rules that keep it, or the fact that none does. `points` are in order.
 
     `begins` is the merge at which a chain that is kept will begin, because no restore point before it is wanted; None
@@ -146,8 +145,7 @@ class RetentionVerdict:
         return tuple(point.increment for point in self.points if point.why)
 
 
-@dataclass(frozen=True, slots=True)
-class _Reason:
+class _Reason(Struct, frozen=True):
     """A rule that keeps a restore point. `is_repeated`: it may keep many restore points of a snapshot.
 
     `keeps_chain`: it also keeps the increments that may follow, so the chain does not end.

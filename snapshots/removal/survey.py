@@ -9,8 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import datetime
+
+from msgspec import Struct, field
 
 from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.records.chain import Chain
@@ -27,8 +28,7 @@ from cutline.storage.store import Inventory, Listed, ObjectMissingError, ObjectS
 from cutline.wal.segments.archive import ArchiveError
 
 
-@dataclass(slots=True)
-class SizeTotal:
+class SizeTotal(Struct):
     """A number of objects and their total size."""
 
     objects: int = 0
@@ -77,8 +77,7 @@ def of_increments(full: Commit, repairs: Iterable[Repair]) -> Callable[[str], bo
     return is_of_increments
 
 
-@dataclass(frozen=True, slots=True)
-class SurveyedSnapshot:
+class SurveyedSnapshot(Struct, frozen=True):
     """A snapshot according to commits and listings.
 
     `chain` is the longest readable part of the chain, starting with the full snapshot; None if that can't be read.

@@ -25,12 +25,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Hashes, Ints, column_of, xxhash64
@@ -111,8 +112,7 @@ SUMMARY, KEY, LINE, UNREAD = range(4)
 TABLES_NAMED_MAX = 5
 
 
-@dataclass(frozen=True, slots=True)
-class LocatedObject:
+class LocatedObject(Struct, frozen=True):
     """A base object, or a lost object list; `list` is the key of the object list that lists it, or ""."""
 
     stored: StoredObject | LostList
@@ -141,8 +141,7 @@ def list_bases(commit: Commit, node: str) -> list[LocatedObject]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class BaseUnit:
+class BaseUnit(Struct, frozen=True):
     """Damaged base objects of `node` in the commit of `increment` that are rebuilt together from the copy of `copy`.
 
     `damaged` maps their keys to the kinds of damage.
@@ -186,8 +185,7 @@ def rebuild_base(chain: Chain, unit: BaseUnit, operation: str, work: Work) -> Re
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Rules:
+class _Rules(Struct, frozen=True):
     """How rows are compared: the stored numbers of the `groups`, and of those without a key (`multisets`).
 
     If `is_whole`, all objects with rows of the groups are replaced. Rows of groups in `truncated` can't be compared.
@@ -203,8 +201,7 @@ class _Rules:
         return np.isin(group, list(self.multisets))
 
 
-@dataclass(frozen=True, slots=True)
-class _CopyPositions:
+class _CopyPositions(Struct, frozen=True):
     """The positions of a group's base copies. `is_recopied` is set if the table was copied again."""
 
     here_at: Lsn
@@ -212,8 +209,7 @@ class _CopyPositions:
     is_recopied: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Scope:
+class _Scope(Struct, frozen=True):
     """A unit's objects: those that are `lost`, the intact ones `here` with rows of the same groups, and all `there`.
 
     `mapping` converts the rows of a merged base to the schema at its cut, to which `rules` refer.
@@ -351,8 +347,7 @@ def _refuse_spanned(commit: Commit, scope: _Scope, store: ObjectStore) -> None:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
+class _Window(Struct, frozen=True):
     """The changes of the scope's groups between the positions of both copies.
 
     `changed` are the keys whose rows there are not those of the repaired copy's position, and `images` the rows
@@ -651,8 +646,7 @@ def _check_counts(found: pa.Table, scope: _Scope, rules: _Rules) -> None:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Wanted(Struct, frozen=True):
     """The rows to write: the hashes of the lost keys by group (None: all rows), and the final number of each line.
 
     `lines` (group, h1, lost) are the lines that changed in the window. `rows` are the rows to write by group; a group
@@ -702,8 +696,7 @@ def _judge(found: pa.Table, scope: _Scope, window: _Window) -> _Wanted:
     return _Wanted(keys, lines, {number: len(lost_keys) for number, lost_keys in keys.items()}, {})
 
 
-@dataclass(frozen=True, slots=True)
-class _WriteTask:
+class _WriteTask(Struct, frozen=True):
     """Objects to read, and the beginning of the keys of the new objects; `known` holds what is common to all tasks."""
 
     bases: tuple[BaseSource, ...]
@@ -718,8 +711,7 @@ class _WriteTask:
         return sum(base.source.size for base in self.bases)
 
 
-@dataclass(frozen=True, slots=True)
-class _WriteReport:
+class _WriteReport(Struct, frozen=True):
     """The new objects, or the error that ended the task."""
 
     objects: tuple[StoredObject, ...] = ()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby
 from typing import TypeAlias
+
+from msgspec import Struct, field
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.messages import list_some
@@ -64,8 +65,7 @@ MISSING = "missing"
 ONE_COPY = "no other copy contains it; a copy of the store does: --from URL"
 
 
-@dataclass(frozen=True, slots=True)
-class RepairRequest:
+class RepairRequest(Struct, frozen=True):
     """Repair the snapshot `name`; `other` is the place of a second store (SecondStore.of), if any.
 
     Only the objects in `objects` are read (all, if it is empty), and none if `metadata_only`. Missing objects and wrong
@@ -87,8 +87,7 @@ class Method(StrEnum):
     REBUILD_SEGMENT = "rebuild-segment"
 
 
-@dataclass(frozen=True, slots=True)
-class LocatedEntry:
+class LocatedEntry(Struct, frozen=True):
     """An entry of the commit of `increment`, in its `part` (repaired_chain.parts_of).
 
     `list` is the key of the object list that contains it; "" if the commit names it.
@@ -100,8 +99,7 @@ class LocatedEntry:
     list: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RepairStep:
+class RepairStep(Struct, frozen=True):
     """Damaged objects that are repaired together.
 
     `copy` is the node from whose copy they are rebuilt, `further` those that are tried if that can't be used, and
@@ -142,16 +140,14 @@ class RepairStep:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Unrepairable:
+class Unrepairable(Struct, frozen=True):
     """An object that can't be repaired, and the reason."""
 
     key: str
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class MissingCommit:
+class MissingCommit(Struct, frozen=True):
     """A missing commit file of a full snapshot (increment 0) or increment that another store has.
 
     `what` is its label, and `digest` the digest in its seal.
@@ -163,8 +159,7 @@ class MissingCommit:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class RepairPlan:
+class RepairPlan(Struct, frozen=True):
     """What a repair will do.
 
     `chain` is None if commits are missing: they have to be put back before anything else can be seen. `number` is the
@@ -280,8 +275,7 @@ def _beginning(key: str) -> str:
     return key.rsplit("-", 2)[0]
 
 
-@dataclass(slots=True)
-class _Planner:
+class _Planner(Struct):
     """Finds a source for each damaged object."""
 
     chain: Chain

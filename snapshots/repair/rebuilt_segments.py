@@ -11,10 +11,10 @@ its position, so a segment near such a transaction is not rebuilt.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
 
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Ints
@@ -59,8 +59,7 @@ def segment_before(chain: Chain, segment: Segment) -> Segment | None:
     return next((one for one in chain.segments(segment.node) if one.number == segment.number - 1), None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Decoded:
+class _Decoded(Struct, frozen=True):
     """Rows of the other archive (SEGMENT_SCHEMA), and the definitions that no commit listed when they were decoded."""
 
     changes: pa.Table

@@ -15,10 +15,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from msgspec import structs
+from msgspec import Struct, field, structs
+from msgspec.structs import replace
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.own_process import own_label
@@ -85,8 +85,7 @@ class RepairForbiddenError(RefusedError):
     """The credentials, or the store itself, don't allow the repair to be recorded."""
 
 
-@dataclass(slots=True)
-class RepairReport:
+class RepairReport(Struct):
     """The result of a repair.
 
     `number` is the number of the repair document, None if none was needed. `put_back` lists the keys of objects and

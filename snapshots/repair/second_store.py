@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from cutline.fleet.config import Fleet, load_fleet
 from cutline.snapshots.records.commit import BASE, LARGE_OBJECTS, ObjectList, StoredObject
@@ -28,8 +27,7 @@ class NoSecondStoreError(RefusedError):
     """There is no store at the place that was given for a second one."""
 
 
-@dataclass(frozen=True, slots=True)
-class SecondStore:
+class SecondStore(Struct, frozen=True):
     """The other store: its objects must have the bytes that commits of the fleet's store list.
 
     Objects are decrypted only if the other store is the encrypted copy of an unencrypted store.

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec import Struct
 
 from cutline.fleet.progress import Progress
 from cutline.spark.amount import Amount
@@ -37,8 +38,7 @@ Report = TypeVar("Report")
 Reported = TypeVar("Reported", bound=HasProblem)
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(Struct, frozen=True):
     """The store at `location`, and the means to read and write many objects."""
 
     location: StoreLocation

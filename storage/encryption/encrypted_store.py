@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from cutline.storage.digest import digest
 from cutline.storage.store import Inventory, Keys, Leftovers, ObjectStore, Unfinished, check_range

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from cutline.storage.encryption.encrypted_store import EncryptedStore, StoreKey
 from cutline.storage.encryption.key_source import KeySource
 from cutline.storage.store import ObjectStore
@@ -13,8 +15,7 @@ if TYPE_CHECKING:
     from cutline.storage.encryption.key_documents import EncryptionKey
 
 
-@dataclass(frozen=True, slots=True)
-class FleetEncryption:
+class FleetEncryption(Struct, frozen=True):
     """The source of the fleet's encryption key. Key documents authenticate the fleet's name, too."""
 
     source: KeySource

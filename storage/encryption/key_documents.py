@@ -21,6 +21,7 @@ from typing import Annotated, Literal
 import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from msgspec import Struct
 
 from cutline.storage.clock import utc_now
 from cutline.storage.encryption.cipher import KEY_BYTES, derive_key
@@ -74,8 +75,7 @@ class KeyDocument(
         return _mac_of(data_key, *named, *(() if self.digests == "stored" else (self.digests,)))
 
 
-@dataclass(frozen=True, slots=True)
-class StoredKey:
+class StoredKey(Struct, frozen=True):
     """A key document and its location in the store.
 
     If it can't be read, `document` is None and `format` is the format that it declares.

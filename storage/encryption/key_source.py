@@ -9,8 +9,9 @@ import re
 import shlex
 import stat
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from cutline.storage.errors import UnreachableError, UsageError, remember_secret
 
@@ -29,8 +30,7 @@ class KeyCommandError(UnreachableError):
     """The command that prints the encryption key failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeySource:
+class KeySource(Struct, frozen=True):
     """The source of an encryption key: exactly one of the three is set. Only `read` accesses it."""
 
     file: Path | None = None

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from msgspec.structs import replace
 
 from cutline.check.report import SnapshotReport
 from cutline.check.verify import CheckRequest, check_snapshots

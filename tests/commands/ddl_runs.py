@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import psycopg
+from msgspec.structs import replace
 
 from cutline.fleet.config import Node
 from cutline.nodes.watch import Watch

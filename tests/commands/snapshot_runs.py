@@ -9,11 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from msgspec.structs import replace
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 

@@ -285,7 +285,7 @@ def test_executors_connect_only_to_the_nodes_that_take_part(place: ChangingFleet
             needs = given[0]
             assert isinstance(needs, ExecutorNeeds)
             body = needs.store.open().read(FLEET_KEY)
-            problem, _ = check_needs(replace(needs, key=FLEET_KEY, body=body))
+            problem, _ = check_needs(structs.replace(needs, key=FLEET_KEY, body=body))
             assert problem is None, problem
             examined.append({node.id for node in needs.nodes})
 

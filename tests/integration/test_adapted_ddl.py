@@ -7,11 +7,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 from psycopg.conninfo import make_conninfo
 
 from cutline.embedded.fleet import EmbeddedFleet

@@ -850,7 +850,7 @@ def check_listed(place: ChangingFleet, done: Increment, monkeypatch: pytest.Monk
         forged = structs.replace(done, renewed={STANDBY: structs.replace(renewal, later=later)})
         findings = Findings(SnapshotReport("chain", done.increment))
         increments = tuple(forged if one.increment == done.increment else one for one in chain.increments)
-        check_spanning(replace(chain, increments=increments), store, findings, done.increment - 1)
+        check_spanning(structs.replace(chain, increments=increments), store, findings, done.increment - 1)
         return len(findings.report.conflicts)
 
     assert conflicts(renewal.later) == 0

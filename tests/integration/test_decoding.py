@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 import cutline.wal.drain.drain
 from cutline.nodes.connections import connect

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from msgspec import structs
 from psycopg import sql
 
 from cutline.embedded.fleet import EmbeddedFleet
@@ -152,7 +153,7 @@ def assert_roles_are_created_only_by_option(runs: Runs, target: Fleet) -> None:
         preview_restore(plan_restore(runs.fleet, target, request), Silent())
     assert sorted(refused.value.details["roles"]) == sorted(ROLES)  # type: ignore[call-overload]  # a list
     assert "--create-roles" in refused.value.hint
-    request = replace(request, create_roles=True)
+    request = structs.replace(request, create_roles=True)
     planned = plan_restore(runs.fleet, target, request)
     assert sorted(preview_restore(planned, Silent()).roles_missing["s1"]) == sorted(ROLES)
     notes = Noting(Silent())

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 
 import cutline.restore.ddl.ddl
 from cutline.embedded.fleet import EmbeddedFleet

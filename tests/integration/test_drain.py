@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import ExecStatus
 
@@ -278,7 +279,7 @@ def test_a_role_that_may_not_lift_the_limit_on_temporary_files_is_told_how(
     place.connection.execute(f"CREATE ROLE {role} LOGIN REPLICATION".encode())
     try:
         dsn = make_conninfo(follower.task.node.dsn, user=role)
-        follower.task = replace(follower.task, node=replace(follower.task.node, dsn=dsn))
+        follower.task = structs.replace(follower.task, node=replace(follower.task.node, dsn=dsn))
         report = follower.drain(finish)
         assert report.problem is not None
         assert "temp_file_limit" in report.problem["message"]

@@ -11,10 +11,10 @@ import json
 import pickle
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.groups import Group

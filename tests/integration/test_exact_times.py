@@ -387,7 +387,9 @@ def assert_copies_are_compared(runs: Runs, moment: datetime) -> None:
     point = find_exact_point(store, read_chain_lists(store, read_chain(store, NAME, 2)), moment)
     last, (standby,) = point.chain.last, [node for node, of in point.chain.parts.items() if of == "s1"]
     lacking = structs.replace(last, segments={**last.segments, standby: ()})
-    point = replace(point, chain=replace(point.chain, increments=(*point.chain.increments[:-1], lacking)))
+    point = structs.replace(
+        point, chain=structs.replace(point.chain, increments=(*point.chain.increments[:-1], lacking))
+    )
     report = SnapshotReport(NAME, 2)
     compare_exact(spark, point, runs.fleet.store, Findings(report), Silent())
     assert [(one.kind, one.other_node, one.group) for one in report.conflicts] == [

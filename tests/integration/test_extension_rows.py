@@ -619,7 +619,7 @@ def test_rows_are_compared_without_their_order(runs: Runs, there: Fleet, monkeyp
         (("s1", "same", "other"), ["taken from s1; those of other differ and are left out"], 3),
     ):
         looked_at.clear()
-        found = _find_extension_rows(merging, replace(target, sources=sources), [entry], Obstacles())
+        found = _find_extension_rows(merging, structs.replace(target, sources=sources), [entry], Obstacles())
         assert [line.partition(": ")[2] for line in found.left_out] == expected
         assert found.found == before
         assert len(looked_at) == looks * len(TABLES)

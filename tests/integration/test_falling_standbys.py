@@ -10,12 +10,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Node

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 import pytest
+from msgspec import structs
 
 import cutline.snapshots.create.make_cut as make_cut_module
 import cutline.snapshots.operations.operation as operation_module
@@ -265,7 +266,7 @@ def test_a_late_segment_within_idle_wal_is_compared_with_the_commits_that_called
             two.runs.increment(PAIR)
             two.runs.increment(PAIR)
         for task in drained[0]:
-            assert module.drain(replace(task, may_be_idle=False)).problem is None
+            assert module.drain(structs.replace(task, may_be_idle=False)).problem is None
         two.run_part(2, 1, None)
         two.runs.increment(PAIR)
         assert any("list the node as idle" in conflict.detail for conflict in two.runs.check_one(PAIR).conflicts)

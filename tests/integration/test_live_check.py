@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from msgspec import structs
 from psycopg.conninfo import make_conninfo
 
 from cutline.check.live import run as live_run
@@ -370,7 +371,7 @@ def test_rows_that_nobody_wrote_since_the_cut_must_be_those_of_the_cut(
 
 def replace_conflicts(report: LiveReport) -> LiveReport:
     """Return the report with its repairs only."""
-    return replace(report, conflicts=[])
+    return structs.replace(report, conflicts=[])
 
 
 def test_rows_that_left_an_append_only_table_are_missed_changes(runs: Runs, servers: EmbeddedFleet) -> None:

@@ -448,7 +448,8 @@ def test_a_copy_that_has_ended_is_left_out_of_every_later_merge(place: ChangingF
         place.increment()
     whole = place.runs
     place.runs = Runs(
-        replace(whole.fleet, nodes=tuple(one for one in whole.fleet.nodes if one.id != "s1-b1")), whole.spark
+        replace(whole.fleet, nodes=tuple(one for one in whole.fleet.nodes if one.id != "s1-b1")),
+        whole.spark,
     )
     place.execute("s1", "COMMIT PREPARED 'held'")
     place.write()
@@ -614,7 +615,7 @@ def test_damage_is_named_and_nothing_is_merged(place: ChangingFleet, monkeypatch
 
     def write_less(chain: Chain, node: str, operation: str, work: Work) -> NewBase:
         base = written(chain, node, operation, work)
-        return replace(base, written=base.written[1:]) if node == "s2" else base
+        return structs.replace(base, written=base.written[1:]) if node == "s2" else base
 
     monkeypatch.setattr(running, "write_base", write_less)
     with pytest.raises(MergeUnprovenError) as unproven:

@@ -129,7 +129,10 @@ def test_a_standby_of_another_primary_is_refused(chain: Runs) -> None:
 def test_a_standby_listed_as_a_primary_and_a_server_listed_twice_are_refused(chain: Runs) -> None:
     fleet = chain.fleet
     with refused(fleet, "fleet-topology"):
-        create(replace(fleet, nodes=tuple(replace(node, backup_of=None) for node in fleet.nodes)), "another")
+        create(
+            replace(fleet, nodes=tuple(replace(node, backup_of=None) for node in fleet.nodes)),
+            "another",
+        )
     twin = replace(fleet.primaries[0], id="twin", dsn=make_conninfo(fleet.primaries[0].dsn, application_name="twin"))
     with refused(fleet, "fleet-topology") as errors:
         create(replace(fleet, nodes=(*fleet.nodes, twin)), "another")

@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from msgspec import structs
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import cutline.restore.run.refused
@@ -227,7 +228,7 @@ def test_what_belongs_to_the_database_is_in_its_encoding(
     again, role = with_database(source, AGAIN), "refused_né"
     grant = DatabasePrivilege(grantor="", grantee=role, privilege="CONNECT", with_grant_option=False)
     database = DatabaseDdl(AGAIN, DatabaseProperties(owner="", privileges=(grant,)), "postgres")
-    ddl, target = replace(NOTHING, database=database), target_of("s1", again, (), "0" * 32)
+    ddl, target = structs.replace(NOTHING, database=database), target_of("s1", again, (), "0" * 32)
     with watch_nodes([source]) as watch, psycopg.connect(source.dsn) as connection:
         run = DdlRun(again, ddl, watch)
         run.all_sections()

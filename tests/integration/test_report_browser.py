@@ -6,10 +6,10 @@ It needs headless Chromium: $CUTLINE_CHROMIUM or `chromium` in PATH. Without it 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from cutline.cli.report.page import page_of
 from cutline.snapshots.listing.figures import NodeLag

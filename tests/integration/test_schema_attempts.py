@@ -6,13 +6,13 @@ random, in the long form all of them.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import psycopg
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Noting

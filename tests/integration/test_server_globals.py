@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from msgspec import structs
 from psycopg.conninfo import make_conninfo
 
 from cutline.cli.output.restore_report import lines_of
@@ -208,7 +209,7 @@ def test_a_snapshot_gives_no_role_power_over_what_the_target_has(place: Place) -
         ),
     )  # fmt: skip
     target = target_of("s1", place.target.primaries[0], (), "0" * 32)
-    target, before = replace(target, loading=target.database), ask(dsn, PARAMETERS_QUERY)
+    target, before = structs.replace(target, loading=target.database), ask(dsn, PARAMETERS_QUERY)
     try:
         created, notes = create_roles(target, ["evil", "group"], None, found)
         assert created == ["s1: evil", "s1: group"]
@@ -246,7 +247,7 @@ def test_what_others_do_to_the_servers_roles_meanwhile_is_no_refusal(place: Plac
     """CREATE ROLE waits for a session that creates the role, and is told by an index that it exists."""
     (dsn,) = (one.dsn for one in place.target.primaries[:1])
     target = target_of("s1", place.target.primaries[0], (), "0" * 32)
-    target = replace(target, loading=target.database)
+    target = structs.replace(target, loading=target.database)
     found = ServerGlobals(
         roles=(ServerRole(name="theirs", login=True), ServerRole(name="ours", login=True)),
         memberships=(),
@@ -292,7 +293,7 @@ def test_a_drill_takes_no_role_that_another_one_has_made_meanwhile(place: Place)
     """It is dropped with that drill; one that the drill has made for another shard of the server it takes."""
     (dsn,) = (one.dsn for one in place.target.primaries[:1])
     target = target_of("s1", place.target.primaries[0], (), "0" * 32)
-    target = replace(target, loading=target.database)
+    target = structs.replace(target, loading=target.database)
     drills = ("cutline_drill_0123456789", "cutline_drill_9876543210")
     for mark in drills:
         execute(dsn, f"CREATE ROLE {mark}", f"COMMENT ON ROLE {mark} IS '{mark}'")

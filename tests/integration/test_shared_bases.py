@@ -511,7 +511,7 @@ def test_a_transaction_that_spans_the_copy_of_a_table_and_two_cuts_and_a_merge(m
         changes = structs.replace(commit.definition_changes, pending={node.id: listed})
         forged = structs.replace(chain.increments[0], definition_changes=changes)
         findings = Findings(SnapshotReport("chain", 1))
-        check_spanning(replace(chain, increments=(forged,)), store, findings)
+        check_spanning(structs.replace(chain, increments=(forged,)), store, findings)
         assert [one.node for one in findings.report.conflicts] == ([] if listed == pending else [node.id])
     mixed.write()
     mixed.increment()

@@ -7,11 +7,11 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import pytest
+from msgspec.structs import replace
 
 from cutline.storage.open import open_store
 from cutline.storage.s3 import S3Store

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+from msgspec import structs
 
 from cutline.embedded.fleet import start_fleet as start_fleet_of_wheel
 from cutline.embedded.fleet import stop_fleet
@@ -59,7 +60,7 @@ def upgrade(place: ChangingFleet) -> None:
     stop_server(standby)
     stop_server(node)
     new = SERVERS[18].programs
-    programs = replace(fleet._programs(node), bin_directory=new)
+    programs = structs.replace(fleet._programs(node), bin_directory=new)
     data, made = node.data_directory, node.folder / "new"
     identity = ["--encoding=UTF8", "--locale=C", "--auth-local=trust", "--auth-host=reject", "--username=postgres"]
     programs.run("initdb", "--no-sync", "--no-data-checksums", *identity, f"--pgdata={made}")
@@ -67,14 +68,14 @@ def upgrade(place: ChangingFleet) -> None:
     own = [line for line in settings.splitlines() if line and not line.startswith("#")]
     with (made / "postgresql.conf").open("a") as file:
         file.write("\n".join(line for line in own if line.partition(" ")[0] in OWN_SETTINGS) + "\n")
-    upgrading = replace(programs, confined=(*IN_FOLDER, str(node.folder)))
+    upgrading = structs.replace(programs, confined=(*IN_FOLDER, str(node.folder)))
     folders = ["--old-datadir", str(data), "--new-datadir", str(made), "--old-bindir", str(node.programs)]
     how = ["--new-bindir", str(new), "--username=postgres", "--socketdir", str(node.folder), "--no-sync"]
     upgrading.run("pg_upgrade", *folders, *how)
     shutil.rmtree(data)
     made.rename(data)
-    nodes = tuple(replace(one, programs=new) if one.id in (SHARD, STANDBY) else one for one in fleet.nodes)
-    place.servers = replace(fleet, nodes=nodes)
+    nodes = tuple(structs.replace(one, programs=new) if one.id in (SHARD, STANDBY) else one for one in fleet.nodes)
+    place.servers = structs.replace(fleet, nodes=nodes)
     start_server(programs, place.servers.node(SHARD))
     delete_server(standby)
     create_standby(programs, place.servers.node(STANDBY), place.servers.node(SHARD))

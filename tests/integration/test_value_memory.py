@@ -15,11 +15,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from cutline.check.base_hashes import BaseHashReport, BaseHashTask, NodeBase, hash_base
 from cutline.check.table_forms import TableForms

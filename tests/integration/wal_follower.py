@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec.structs import replace
 
 from cutline.fleet.config import GroupRules, Node
 from cutline.fleet.lsn import Lsn

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from cutline.restore.plan.plan import plan_restore
 from cutline.restore.plan.request import RestoreRequest

@@ -6,7 +6,8 @@ import os
 import signal
 import time
 from contextlib import suppress
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import (

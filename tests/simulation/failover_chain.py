@@ -13,7 +13,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
 from operator import attrgetter
@@ -24,6 +24,7 @@ from unittest.mock import patch
 
 import psycopg
 import pyarrow as pa
+from msgspec.structs import replace
 
 from cutline.columns.bytes_column import BytesColumn, from_list
 from cutline.fleet.config import Fleet, GroupRules, Node

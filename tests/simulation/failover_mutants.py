@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
+
+from msgspec.structs import replace
 
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.timeline_history import TimelineHistory

@@ -11,6 +11,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
+from msgspec import structs
 
 from cutline.columns.bytes_column import BytesColumn, Flags, Ints
 from cutline.snapshots.fold.changes import last_of_every_key
@@ -32,7 +33,10 @@ def no_raising() -> AbstractContextManager[object]:
 
     def broken(events: FleetEvents, history: rule._History) -> object:
         # An end at position 0 raises nothing.
-        return real(replace(events, prepared=replace(events.prepared, end=np.zeros_like(events.prepared.end))), history)
+        return real(
+            structs.replace(events, prepared=structs.replace(events.prepared, end=np.zeros_like(events.prepared.end))),
+            history,
+        )
 
     return patch.object(rule, "_raise_positions", broken)
 
@@ -44,7 +48,7 @@ def tagged_commits_do_not_raise() -> AbstractContextManager[object]:
     def broken(events: FleetEvents, history: rule._History) -> object:
         is_tagged = np.isin(events.prepared.place, events.committed.place)
         ends = np.where(is_tagged, 0, events.prepared.end)
-        return real(replace(events, prepared=replace(events.prepared, end=ends)), history)
+        return real(structs.replace(events, prepared=structs.replace(events.prepared, end=ends)), history)
 
     return patch.object(rule, "_raise_positions", broken)
 
@@ -121,7 +125,7 @@ def rollbacks_not_known() -> AbstractContextManager[object]:
 
     def broken(windows: Mapping[str, NodeWindow]) -> object:
         events = fleet_events(windows)
-        return replace(events, undone=np.zeros_like(events.undone))
+        return structs.replace(events, undone=np.zeros_like(events.undone))
 
     return patch.object(rule, "fleet_events", broken)
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from cutline.fleet.config import Node
 from cutline.fleet.lsn import ORIGIN, Lsn

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
+
+from msgspec.structs import replace
 
 from cutline.fleet.config import Retention
 from cutline.nodes.lock import FleetBusyError

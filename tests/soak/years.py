@@ -27,12 +27,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, chdir, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psycopg
+from msgspec.structs import replace
 
 from cutline.embedded.fleet import EmbeddedFleet, _make_shard, _record, start_fleet, stop_fleet
 from cutline.embedded.folder import describe

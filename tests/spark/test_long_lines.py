@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 from pyspark.serializers import CloudPickleSerializer
 
 import cutline.check.partitions

@@ -68,7 +68,7 @@ class MadeChain:
         """The chain with one commit changed."""
         commits = [change(one) if one.increment == increment else one for one in self.chain.commits]
         full, *increments = commits
-        return replace(self, chain=replace(self.chain, full=full, increments=tuple(increments)))
+        return replace(self, chain=structs.replace(self.chain, full=full, increments=tuple(increments)))
 
     def with_ddl(self, shard: str, increment: int, ddl: DdlArchive) -> MadeChain:
         """The chain with another content of the DDL that an increment lists, and its size and digest in the commit."""
@@ -104,7 +104,7 @@ class MadeChain:
             last, increment=last.increment + 1, operation="20261127T041200Z-0123456789", definition_changes=None,
             created_at="2026-11-27T04:12:00Z",
         )  # fmt: skip
-        return replace(self, chain=replace(self.chain, increments=(*self.chain.increments, following)))
+        return replace(self, chain=structs.replace(self.chain, increments=(*self.chain.increments, following)))
 
 
 def altered(ddl: DdlArchive, changes: Mapping[str, tuple[str, str]], *, owner: str | None = None) -> DdlArchive:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import structs
+from msgspec.structs import replace
 
 from cutline.columns.bytes_column import from_list
 from cutline.fleet.config import Fleet, GroupRules, Node

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from cutline.embedded.bank import ACCOUNTS_PER_SHARD, BankInvariants, accounts_of, half_present, shard_of
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
 from itertools import chain, islice
 
 import numpy as np
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from cutline.snapshots.fold import sources
 from cutline.snapshots.fold.schema_at_cut import Conversion, SchemaMapping

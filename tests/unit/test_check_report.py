@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from cutline.check.report import (
     CheckReport,

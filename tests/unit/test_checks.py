@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import cast
 
@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET, UnsetType, structs
+from msgspec.structs import replace
 
 import cutline.snapshots.operations.ended_operations as checks
 import cutline.snapshots.operations.ended_operations as ended_operations

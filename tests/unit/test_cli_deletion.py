@@ -127,7 +127,7 @@ def test_slots_on_servers_that_others_have_replaced_are_left_and_named_with_what
     deletion = delete_locked(new_removal_run(store, nodes), "old", lambda _plan: None)
     assert plan_deletion(store, FLEET, "old", force=False).left_behind == plan.left_behind
     assert deletion.removed is not None
-    removed = replace(deletion.removed, slots_left=[], slots_unknown=[f"{SLOT} on {behind[0]}"])
+    removed = structs.replace(deletion.removed, slots_left=[], slots_unknown=[f"{SLOT} on {behind[0]}"])
     assert lines_of(DeletionResult(deletion.mark, removed))[1:] == [
         f"warning: fleet.toml no longer names the server of slot {SLOT} on the earlier server of a; if it still"
         f" exists, run in its database: SELECT pg_drop_replication_slot('{SLOT}');"
@@ -145,7 +145,7 @@ def test_an_unfinished_deletion_says_what_is_left_and_how_to_finish() -> None:
         f"warning: slot not dropped, the node is unreachable: {SLOT} on b",
         "not everything was deleted; to retry: snapshot delete old",
     ]
-    refused = replace(deletion.removed, slots_left=[], refused={"snapshots/old/x": LOCKED.format("x")})
+    refused = structs.replace(deletion.removed, slots_left=[], refused={"snapshots/old/x": LOCKED.format("x")})
     assert code_of(refused) == 3
     result = DeletionResult(deletion.mark, refused)
     assert "warning: object snapshots/old/x can't be deleted: it is locked" in lines_of(result)
@@ -257,9 +257,9 @@ def test_what_somebody_must_do_something_about_counts_before_a_snapshot_in_use()
     with hold_lease(store, new_operation("restore", "old", 0, ("a",)), Silent()):
         pruned = prune_locked(new_removal_run(store, nodes), Retention(last=1, quota_bytes=1), lambda _plan: None)
     assert (code_of_prune(pruned), len(pruned.left)) == (3, 1)
-    assert code_of_prune(replace(pruned, left=())) == 3
-    unreachable = replace(pruned.removed[0], slots_left=["a slot"])
-    assert code_of_prune(replace(pruned, removed=(unreachable,))) == 6
+    assert code_of_prune(structs.replace(pruned, left=())) == 3
+    unreachable = structs.replace(pruned.removed[0], slots_left=["a slot"])
+    assert code_of_prune(structs.replace(pruned, removed=(unreachable,))) == 6
 
 
 def test_a_prune_says_what_it_keeps_in_the_place_of_snapshots_with_conflicts() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 import cutline.storage.storing as storing
 from cutline.check.structure import check_structure

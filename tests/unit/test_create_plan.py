@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from cutline.cli.commands.create import plan_document, plan_lines
 from cutline.fleet.config import GroupRules, Node

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 import cutline.cli.demo.command
 from cutline.check.report import CheckReport, Compared, Conflict, Skipped, SnapshotReport

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from cutline.fleet.config import Node
 from cutline.nodes.groups import Group

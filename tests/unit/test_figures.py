@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from cutline.cli.report.sections import last_good_section
 from cutline.fleet.record import Time

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from cutline.cli.commands.list import lines_of
 from cutline.cli.output.tables import FittingTable

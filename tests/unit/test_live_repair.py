@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from cutline.check.live.indexes import IndexOf, OtherDamage, other_damage
 from cutline.check.live.repair_script import identifier, repair_script

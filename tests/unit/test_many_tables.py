@@ -55,7 +55,8 @@ def calls_for(tables: int) -> int:
 
 
 def test_tables_that_have_not_changed_are_not_gone_through_one_by_one() -> None:
-    assert 0 < calls_for(MANY) == calls_for(FEW)
+    # Garbage that is collected meanwhile may have its own calls.
+    assert 0 < calls_for(MANY) < calls_for(FEW) + (MANY - FEW) / 10
 
 
 def unchanged(known: KnownTables) -> PreparedTables:

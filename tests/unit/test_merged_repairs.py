@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import count
 from typing import Any
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.fleet.progress import Silent

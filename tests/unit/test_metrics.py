@@ -107,12 +107,12 @@ def test_the_newest_cut_is_one_that_can_be_restored() -> None:
     facts = read_facts(fleet, EndedReader(100))
     daily, later = facts.entries
     assert later.chain
-    without_rows = replace(later, chain=Chain(structs.replace(later.chain.full, only_cut=True)))
+    without_rows = structs.replace(later, chain=Chain(structs.replace(later.chain.full, only_cut=True)))
     cut_at = datetime.fromisoformat("2026-11-20T00:00:00Z").timestamp() + later.chain.full.seconds
-    for other in (without_rows, replace(later, problem="commit 1 is missing")):
-        found = read(samples_of_store(replace(facts, entries=(daily, other)), NOW))
+    for other in (without_rows, structs.replace(later, problem="commit 1 is missing")):
+        found = read(samples_of_store(structs.replace(facts, entries=(daily, other)), NOW))
         assert of(metrics.NEWEST_CUT, found) == {"": pytest.approx(cut_at)}
-        nothing = read(samples_of_store(replace(facts, entries=(other,)), NOW))
+        nothing = read(samples_of_store(structs.replace(facts, entries=(other,)), NOW))
         assert metrics.NEWEST_CUT.name not in nothing
 
 
@@ -148,7 +148,7 @@ def test_a_cut_in_the_future_does_not_hide_that_there_are_no_new_ones() -> None:
     for entries, chain in (((ahead, daily), daily.chain), ((ahead,), ahead.chain)):
         assert chain
         cut_at = cut_time(chain.last)
-        found = read(samples_of_store(replace(facts, entries=entries), now))
+        found = read(samples_of_store(structs.replace(facts, entries=entries), now))
         assert of(metrics.NEWEST_CUT, found) == {"": pytest.approx(cut_at.timestamp())}
         assert newest_cut(entries, now) == cut_at
     limited = Retention(max_age_seconds=3600)
@@ -206,7 +206,7 @@ def test_what_is_not_known_of_a_node_is_absent() -> None:
     assert metrics.REPLAY_LAG.name not in there
     archived = read(samples_of_nodes(lags_of(lags), {"a": Lsn(900)}))
     assert of(metrics.ARCHIVE_LAG, archived) == {"a": 100}
-    late = replace(lags, is_in_recovery=True, replay=ReplayLag(50, None))
+    late = structs.replace(lags, is_in_recovery=True, replay=ReplayLag(50, None))
     standby = read(samples_of_nodes(lags_of(late), {}))
     assert of(metrics.REPLAY_LAG, standby) == {"a": 50}
     assert metrics.REPLAY_LAG_SECONDS.name not in standby

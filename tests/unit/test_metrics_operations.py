@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from msgspec import UNSET, structs
+from msgspec.structs import replace
 
 from cutline.fleet.record import Time
 from cutline.snapshots.listing import metrics

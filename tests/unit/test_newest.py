@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.record import Time

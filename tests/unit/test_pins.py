@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from cutline.cli.commands.delete import plan_lines
 from cutline.cli.output.arguments import CommandContext, parse_end, parse_point

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 import cutline.snapshots.repair.base_rows as base_rows
 from cutline.fleet.progress import Silent

@@ -341,7 +341,9 @@ def test_the_next_increment_continues_a_repaired_chain() -> None:
         made, operation=operation.id, cut=cut, segments={"a": (), "b": ()}, idle=idle, history=repaired.next_history,
     )  # fmt: skip
     made = structs.replace(made, previous=Previous(repaired.last.operation, repaired.last.digest))
-    counts = count_listed({"a"}, made) | definition_counts(replace(repaired, increments=(*repaired.increments, made)))
+    counts = count_listed({"a"}, made) | definition_counts(
+        structs.replace(repaired, increments=(*repaired.increments, made))
+    )
     commit_operation(shard.store, Operation(operation), structs.replace(made, counts=counts))
     assert read_chain(shard.store, NAME).last.idle["a"] == repaired.segments("a")[-1]
     assert read_as_committed(shard.store, NAME).last.idle["a"] == last

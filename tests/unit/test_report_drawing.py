@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from io import StringIO
 
+from msgspec.structs import replace
 from rich.console import Console
 from rich.text import Text
 

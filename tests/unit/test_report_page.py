@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from dataclasses import replace
 from html.parser import HTMLParser
+
+from msgspec.structs import replace
 
 from cutline.cli.commands.report import figures_document
 from cutline.cli.report.page import page_of

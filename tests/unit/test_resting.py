@@ -82,7 +82,7 @@ class Case:
             chain, self.location, Findings(report), cast("Any", None), Silent(), Deadline(None), None, NOW,
             store_digest(self.location, FLEET_ID), REREAD_SECONDS, {},
         )  # fmt: skip
-        return replace(check, **given)
+        return structs.replace(check, **given)
 
     def rest(self, check: ChainCheck, check_part: Callable[[NewPart], None] | None = None) -> bool:
         def read(part: NewPart) -> None:

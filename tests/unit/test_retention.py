@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from cutline.fleet.config import CALENDAR_RULES, TIME_RULES, Retention
 from cutline.snapshots.records.operation_records import CheckResult

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec import structs
 
 from cutline.columns.bytes_column import from_list
 from cutline.columns.fields import field_of, find_nulls, read_integers, read_texts, read_uuids
@@ -112,7 +113,7 @@ def test_rows_and_routes_may_name_a_target_by_each_of_its_ids() -> None:
     )
     assert place_rows(rows, routes.select([7])).tolist() == [1, 0, 0, 1]
     with pytest.raises(RowWithoutTargetError, match="region = east"):
-        place_rows(rows, replace(routes, others={}))
+        place_rows(rows, structs.replace(routes, others={}))
     group = Group(1, "public", "seen", "full", 0, ())
     (found,) = plan_topology(["a"], ["t1", "t2"], [group], ["*=node('east')"], {"east": "t1"}).routes.values()
     assert found.target == 0

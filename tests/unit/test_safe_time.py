@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.record import Time

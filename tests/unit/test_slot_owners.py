@@ -222,12 +222,16 @@ def test_a_slot_past_its_limit_is_reported_with_what_the_next_create_does_and_ho
 def test_a_slot_that_the_next_create_drops_without_any_limit_is_reported() -> None:
     kept = KeptChain("cutline_op", (Retained("a", "cutline_op", 1, 100),), chain="op")
     assert says(kept) == ""
-    assert says(replace(kept, is_failed=True)) == (
+    assert says(structs.replace(kept, is_failed=True)) == (
         "operation op has failed but still has slots: the next create will drop them"
     )
-    assert says(replace(kept, is_ended_copy=True)).startswith("operation op has ended but still has slots for copying")
-    assert says(replace(kept, removal_text="snapshot x was deleted")).startswith("snapshot x was deleted but still has")
-    ended = says(replace(kept, snapshot="daily"), ended=True)
+    assert says(structs.replace(kept, is_ended_copy=True)).startswith(
+        "operation op has ended but still has slots for copying"
+    )
+    assert says(structs.replace(kept, removal_text="snapshot x was deleted")).startswith(
+        "snapshot x was deleted but still has"
+    )
+    ended = says(structs.replace(kept, snapshot="daily"), ended=True)
     assert ended.startswith("snapshot daily will get no more increments but")
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 
 from cutline.check.stored_large_objects import LargeCheckTask, OidRange, overlaps, read_large
 from cutline.restore.rows.large_objects import ActorsTask, definition_statements, read_actors

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
-from dataclasses import replace
 from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from cutline.check import stored_rows
 from cutline.check.own_types import CompositeType, DomainType, EnumType, OwnType, own_types

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from cutline.fleet.config import Fleet, WatchTable
 from cutline.nodes.managers import MARKS
@@ -36,7 +37,7 @@ def fleet() -> Fleet:
 
 def warned(fleet: Fleet, **changed: object) -> list[str]:
     """The names of the warnings if the standby's server is like this, and the primary's is plain."""
-    found = find_warnings(fleet, {"a": PLAIN, "b": replace(PLAIN, **changed)})
+    found = find_warnings(fleet, {"a": PLAIN, "b": structs.replace(PLAIN, **changed)})
     assert all(warning.nodes == ("b",) for warning in found)
     return [warning.name for warning in found]
 
@@ -64,7 +65,7 @@ def test_each_has_its_own_warning(fleet: Fleet, field: str, value: object, name:
 
 def test_failover_slots_are_told_from_those_that_nobody_wanted(fleet: Fleet) -> None:
     def warned_of_a(fleet: Fleet, **changed: object) -> list[str]:
-        return [warning.name for warning in find_warnings(fleet, {"a": replace(PLAIN, **changed)})]
+        return [warning.name for warning in find_warnings(fleet, {"a": structs.replace(PLAIN, **changed)})]
 
     alone = replace(fleet, nodes=fleet.nodes[:1])
     wanted = replace(alone, failover_slots=True)
@@ -77,7 +78,7 @@ def test_failover_slots_are_told_from_those_that_nobody_wanted(fleet: Fleet) -> 
 
 
 def test_servers_without_a_limit_on_slots_are_noted_in_one_line(fleet: Fleet) -> None:
-    limited = replace(PLAIN, wal_kept_bytes=1 << 40)
+    limited = structs.replace(PLAIN, wal_kept_bytes=1 << 40)
     assert unlimited_text(fleet, {"a": limited, "b": limited}) == ""
     assert "is not set on node b: " in unlimited_text(fleet, {"a": limited, "b": PLAIN})
     assert "is not set on all nodes: " in unlimited_text(fleet, {"a": PLAIN, "b": PLAIN})
@@ -94,7 +95,7 @@ def test_limits_that_leave_enough_room_give_no_warning(fleet: Fleet) -> None:
 
 
 def test_the_entry_for_patroni_names_the_database(fleet: Fleet) -> None:
-    (warning,) = find_warnings(fleet, {"a": replace(PLAIN, managers=("patroni",)), "b": PLAIN})
+    (warning,) = find_warnings(fleet, {"a": structs.replace(PLAIN, managers=("patroni",)), "b": PLAIN})
     assert "ignore_slots: [{type: logical, plugin: pgoutput, database: shop}]" in warning.action
     assert warning.text.startswith("node a: ")
     assert warning.to_json().keys() == {"warning", "nodes", "message", "action"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 import pytest
-from msgspec.structs import replace
+from msgspec import structs
 
 from cutline.fleet.progress import Noting, Silent
 from cutline.nodes.groups import Column, Group, Table
@@ -43,7 +43,7 @@ HIGHEST = 40
 def state(group: Group, attributes: int = 3, **changes: object) -> TableState:
     stamps = " ".join(f"{one.number}.700" for one in sorted(group.columns, key=lambda one: one.number))
     found = TableState(group.name, OID, "1.600", "2.600", 5000, attributes, stamps, (), None)
-    return replace(found, **changes)
+    return structs.replace(found, **changes)
 
 
 def plan(
@@ -59,7 +59,7 @@ def plan(
     tables = (
         []
         if new is None
-        else [Table(oid, replace(new, number=0, partitions=2), 0, 0, readable=True, key_is_immediate=True)]
+        else [Table(oid, structs.replace(new, number=0, partitions=2), 0, 0, readable=True, key_is_immediate=True)]
     )
     states = {} if new is None else {new.name: after or state(new)}
     return plan_shard("n", [TableBefore(OID, old, before or state(old))], archived, (tables, states), HIGHEST, moved)
@@ -81,7 +81,7 @@ def is_converted(found: ShardPlan) -> bool:
 
 
 def with_columns(*columns: Column, width: int = 1) -> Group:
-    return replace(OLD, columns=tuple(columns), key_width=width)
+    return structs.replace(OLD, columns=tuple(columns), key_width=width)
 
 
 @pytest.mark.parametrize(("count", "reason", "note"), [
@@ -90,7 +90,7 @@ def with_columns(*columns: Column, width: int = 1) -> Group:
     (1, NEW, f"node n: table public.t0 needs a new base copy: {NEW}"),
 ])  # fmt: skip
 def test_tables_that_the_last_commit_lacks_are_counted_with_the_true_reason(count: int, reason: str, note: str) -> None:
-    groups = [replace(OLD, number=0, table=f"t{number}") for number in range(count)]
+    groups = [structs.replace(OLD, number=0, table=f"t{number}") for number in range(count)]
     tables = tuple(
         Table(number, group, 0, 0, readable=True, key_is_immediate=True) for number, group in enumerate(groups)
     )
@@ -113,7 +113,7 @@ def test_an_unchanged_table_keeps_its_definition() -> None:
 
 
 def test_a_missing_value_alone_does_not_make_another_definition() -> None:
-    with_missing = with_columns(ID, A, replace(B, missing="7"))
+    with_missing = with_columns(ID, A, structs.replace(B, missing="7"))
     assert plan(OLD, state(OLD), old=with_missing).unchanged == (with_missing,)
 
 
@@ -124,36 +124,40 @@ C = column("c", 4, 1700, missing="1")
     ("new", "attributes"),
     [
         pytest.param(with_columns(ID, A, B, C), 4, id="column added"),
-        pytest.param(with_columns(ID, replace(B, position=1)), 3, id="column dropped"),
-        pytest.param(with_columns(ID, replace(A, name="x"), B), 3, id="column renamed"),
-        pytest.param(with_columns(replace(ID, name="x"), A, B), 3, id="key column renamed"),
-        pytest.param(with_columns(ID, replace(A, type_oid=VARCHAR, type_modifier=14), B), 3, id="text to varchar"),
-        pytest.param(with_columns(ID, A, replace(B, type_modifier=9)), 3, id="another modifier"),
-        pytest.param(replace(OLD, table="u"), 3, id="table renamed"),
-        pytest.param(replace(OLD, schema="s"), 3, id="schema changed"),
-        pytest.param(replace(OLD, identity="index"), 3, id="the same key by an index"),
+        pytest.param(with_columns(ID, structs.replace(B, position=1)), 3, id="column dropped"),
+        pytest.param(with_columns(ID, structs.replace(A, name="x"), B), 3, id="column renamed"),
+        pytest.param(with_columns(structs.replace(ID, name="x"), A, B), 3, id="key column renamed"),
+        pytest.param(
+            with_columns(ID, structs.replace(A, type_oid=VARCHAR, type_modifier=14), B), 3, id="text to varchar"
+        ),
+        pytest.param(with_columns(ID, A, structs.replace(B, type_modifier=9)), 3, id="another modifier"),
+        pytest.param(structs.replace(OLD, table="u"), 3, id="table renamed"),
+        pytest.param(structs.replace(OLD, schema="s"), 3, id="schema changed"),
+        pytest.param(structs.replace(OLD, identity="index"), 3, id="the same key by an index"),
     ],
 )
 def test_a_table_whose_rows_can_be_converted_is_converted(new: Group, attributes: int) -> None:
     found = plan(new, state(new, attributes))
     assert is_converted(found)
     assert found.successions == {41: 7}
-    assert found.groups == (replace(new, number=41, partitions=4),)
+    assert found.groups == (structs.replace(new, number=41, partitions=4),)
 
 
 @pytest.mark.parametrize(
     ("new", "attributes"),
     [
-        pytest.param(with_columns(ID, A, replace(B, type_oid=20)), 3, id="another type"),
-        pytest.param(with_columns(ID, replace(A, type_oid=17), B), 3, id="text to bytea"),
+        pytest.param(with_columns(ID, A, structs.replace(B, type_oid=20)), 3, id="another type"),
+        pytest.param(with_columns(ID, structs.replace(A, type_oid=17), B), 3, id="text to bytea"),
         pytest.param(with_columns(A, ID, B), 3, id="another key"),
         pytest.param(with_columns(ID, A, B, width=2), 3, id="a longer key"),
-        pytest.param(replace(with_columns(ID, A, B, width=0), identity="full"), 3, id="no key"),
+        pytest.param(structs.replace(with_columns(ID, A, B, width=0), identity="full"), 3, id="no key"),
         pytest.param(with_columns(ID, A, B, C), 5, id="another column added and dropped again"),
         pytest.param(OLD, 4, id="a column added and dropped again"),
         pytest.param(with_columns(ID, B, column("a", 4, TEXT)), 4, id="one dropped and one of its type added"),
         pytest.param(
-            with_columns(ID, replace(B, position=1), replace(C, position=2)), 4, id="one dropped, another added"
+            with_columns(ID, structs.replace(B, position=1), structs.replace(C, position=2)),
+            4,
+            id="one dropped, another added",
         ),
         pytest.param(with_columns(ID, A, column("b", 4)), 4, id="dropped and added again"),
     ],
@@ -161,7 +165,7 @@ def test_a_table_whose_rows_can_be_converted_is_converted(new: Group, attributes
 def test_a_table_whose_rows_may_not_be_convertible_is_copied_again(new: Group, attributes: int) -> None:
     found = plan(new, state(new, attributes))
     assert not is_converted(found)
-    assert [table.group for table in found.to_copy] == [replace(new, number=41, partitions=2)]
+    assert [table.group for table in found.to_copy] == [structs.replace(new, number=41, partitions=2)]
     assert found.successions == {}
 
 
@@ -188,7 +192,7 @@ def test_a_table_is_copied_again_if_a_generated_column_becomes_ordinary() -> Non
 )
 def test_a_table_is_copied_again_after_a_change_that_wal_does_not_show(changes: dict[str, object]) -> None:
     before = state(OLD, types=("enum 1 2 old.2",))
-    assert not is_converted(plan(OLD, replace(before, **changes), before=before))
+    assert not is_converted(plan(OLD, structs.replace(before, **changes), before=before))
 
 
 def test_a_label_that_was_added_to_an_enum_changes_no_row() -> None:
@@ -203,10 +207,10 @@ def test_a_change_of_the_columns_with_xml_changes_no_row() -> None:
 
 
 def test_a_multiset_is_converted_only_to_a_multiset_of_its_kind() -> None:
-    full = replace(with_columns(ID, A, B, width=0), identity="full")
-    more = replace(full, columns=(*full.columns, C))
+    full = structs.replace(with_columns(ID, A, B, width=0), identity="full")
+    more = structs.replace(full, columns=(*full.columns, C))
     assert is_converted(plan(more, state(more, 4), old=full))
-    assert not is_converted(plan(replace(full, identity="append_only"), state(full), old=full))
+    assert not is_converted(plan(structs.replace(full, identity="append_only"), state(full), old=full))
 
 
 def test_another_table_of_the_same_name_is_new_and_the_old_one_is_gone() -> None:
@@ -222,17 +226,18 @@ def test_a_table_that_was_changed_under_an_unknown_definition_is_copied_again() 
 
 
 NEW = with_columns(ID, A, B, C)
-TRIED = TableBefore(OID, replace(NEW, number=30))
+TRIED = TableBefore(OID, structs.replace(NEW, number=30))
 
 
 def test_a_definition_that_archived_segments_use_keeps_its_number() -> None:
-    found = plan(NEW, state(NEW, 4), archived=(TRIED, TableBefore(OID + 1, replace(OLD, number=33))))
+    found = plan(NEW, state(NEW, 4), archived=(TRIED, TableBefore(OID + 1, structs.replace(OLD, number=33))))
     assert is_converted(found)
     assert found.successions == {30: 7}
 
 
 @pytest.mark.parametrize(
-    "tried", [TableBefore(OID, TRIED.group, is_copied=True), TableBefore(OID, replace(OLD, number=30, table="x"))]
+    "tried",
+    [TableBefore(OID, TRIED.group, is_copied=True), TableBefore(OID, structs.replace(OLD, number=30, table="x"))],
 )
 def test_a_table_that_a_failed_attempt_archived_differently_is_copied_again_under_a_new_number(
     tried: TableBefore,
@@ -245,7 +250,7 @@ def test_a_table_that_a_failed_attempt_archived_differently_is_copied_again_unde
 
 
 def test_an_unchanged_table_that_a_failed_attempt_archived_is_converted() -> None:
-    again = TableBefore(OID, replace(OLD, number=30))
+    again = TableBefore(OID, structs.replace(OLD, number=30))
     assert plan(OLD, state(OLD), archived=(again,)).successions == {30: 7}
 
 
@@ -260,8 +265,8 @@ def test_a_publication_that_was_altered_as_a_whole_is_refused() -> None:
 
 def test_a_table_that_its_identity_moves_to_the_other_publication_is_copied_again() -> None:
     """The publication that it leaves was not altered."""
-    append_only = replace(with_columns(ID, A, B, width=0), identity="append_only")
-    full = replace(append_only, identity="full")
+    append_only = structs.replace(with_columns(ID, A, B, width=0), identity="append_only")
+    full = structs.replace(append_only, identity="full")
     there = state(append_only, publication="3.650", membership="4.650")
     assert only_change(plan(full, state(full), old=append_only, before=there)).after is None
     assert only_change(plan(append_only, there, old=full)).after is None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from cutline.cli.output.restore_report import time_line
 from cutline.fleet.progress import Reading, Silent

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from msgspec import structs
 
 from cutline.cli.output.failure import CommandFailure
 from cutline.cli.watch import schedule
@@ -240,7 +241,7 @@ def test_status_says_what_fails_also_while_it_is_tried_again(watched: Watched, m
     watched.does[TaskKind.INCREMENT] = fails(UnreachableError("node s2 is away"))
     for _ in range(2):
         tasks = watched.watcher.tasks
-        tasks[TaskKind.INCREMENT] = replace(tasks[TaskKind.INCREMENT], done_at=None, retry_at=None)
+        tasks[TaskKind.INCREMENT] = structs.replace(tasks[TaskKind.INCREMENT], done_at=None, retry_at=None)
         watched.watcher.step()
     assert steps == [f"increment of {NAME}", f"increment of {NAME}; increment fails: node s2 is away"]
 

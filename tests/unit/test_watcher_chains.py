@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 import cutline.cli.watch.watcher as module
 from cutline.cli.output.failure import CommandFailure
@@ -67,7 +68,7 @@ def pass_hour(watched: Watched) -> None:
     tasks = watched.watcher.tasks
     for kind, task in tasks.items():
         if task.failing_since is not None:
-            tasks[kind] = replace(task, failing_since=task.failing_since - timedelta(seconds=FINAL_SECONDS))
+            tasks[kind] = structs.replace(task, failing_since=task.failing_since - timedelta(seconds=FINAL_SECONDS))
 
 
 def give_up(watched: Watched) -> None:
@@ -483,7 +484,7 @@ def test_a_wait_for_another_operation_gives_up_no_interrupted_full_snapshot(full
     fulls.try_often(BusyError("another operation is running"))
     task = tasks[TaskKind.FULL]
     assert task.waiting_since is not None
-    tasks[TaskKind.FULL] = replace(task, waiting_since=task.waiting_since - timedelta(seconds=FINAL_SECONDS))
+    tasks[TaskKind.FULL] = structs.replace(task, waiting_since=task.waiting_since - timedelta(seconds=FINAL_SECONDS))
     watched.run(TaskKind.FULL)
     assert tasks[TaskKind.FULL].failing_since is not None
     fulls.try_often()
@@ -511,7 +512,7 @@ def test_a_full_snapshot_that_a_busy_fleet_keeps_waiting_is_told_as_soon_as_an_i
     task = watched.watcher.tasks[TaskKind.FULL]
     assert task.waiting_since is not None
     waiting_since = task.waiting_since - timedelta(seconds=WAITING_SECONDS_MAX)
-    watched.watcher.tasks[TaskKind.FULL] = replace(task, waiting_since=waiting_since)
+    watched.watcher.tasks[TaskKind.FULL] = structs.replace(task, waiting_since=waiting_since)
     watched.run(TaskKind.FULL)
     assert watched.notices() == [("failed", "increment"), ("failed", "full")]
 

@@ -7,12 +7,11 @@ a *place* is a position in this sequence, and the places of one node are in the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from cutline.columns.arrow_numbers import to_numpy
 from cutline.columns.bytes_column import Flags, Ints, texts_array
@@ -24,8 +23,7 @@ from cutline.wal.segments.segments import COMMIT, COMMIT_PREPARED, PREPARE, ROLL
 NO_GLOBAL_ID = -1
 
 
-@dataclass(frozen=True, slots=True)
-class NodeWindow:
+class NodeWindow(Struct, frozen=True):
     """One node's input for resolving a cut.
 
     `previous` is the node's position at the previous cut (for the first cut, its base position); `start` and `finish`
@@ -45,8 +43,7 @@ class NodeWindow:
     last_commit_at: Time | UnsetType = UNSET
 
 
-@dataclass(frozen=True, slots=True)
-class EventRows:
+class EventRows(Struct, frozen=True):
     """Some events as columns. `gid` is an index into `FleetEvents.names`; `place` orders the events of all windows."""
 
     node: Ints
@@ -63,8 +60,7 @@ class EventRows:
         return EventRows(self.node[rows], self.gid[rows], self.lsn[rows], self.end[rows], self.place[rows])
 
 
-@dataclass(frozen=True, slots=True)
-class FleetEvents:
+class FleetEvents(Struct, frozen=True):
     """The events of all windows that matter to a cut.
 
     `starts` are the positions of the start markers, indexed by node number; a node's `offset` plus an LSN is the place

@@ -5,9 +5,7 @@ Plain values, which commits store; `wal.cut.resolve` computes them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.record import Count, Record, Time
@@ -62,8 +60,7 @@ class NodeCut(Record, frozen=True):
     last_commit_at: Time | UnsetType = UNSET
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(Struct, frozen=True):
     """A resolved cut; `global_transactions` counts the transactions that it adds to the state.
 
     `in_flight` counts the transactions that were prepared but not committed everywhere at the cut. `included_early`

@@ -13,12 +13,12 @@ the lowest positions that satisfy it. So it never needs WAL beyond the later cut
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 import numpy as np
 import pyarrow as pa
-from msgspec import structs
+from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Ints
@@ -34,8 +34,7 @@ from cutline.wal.segments.segments import COMMIT, COMMIT_PREPARED, UNKNOWN_TIME
 EARLY_NAMED_MAX = 100
 
 
-@dataclass(frozen=True, slots=True)
-class EarlyTransaction:
+class EarlyTransaction(Struct, frozen=True):
     """A transaction that the state at an exact time has on a node that committed it later, or has not committed it.
 
     `global_id` is None for a local transaction; `committed_at` is None if it is still prepared in the archived WAL.
@@ -46,8 +45,7 @@ class EarlyTransaction:
     committed_at: Time | None
 
 
-@dataclass(frozen=True, slots=True)
-class NodeAtTime:
+class NodeAtTime(Struct, frozen=True):
     """A primary at an exact time.
 
     `at` is its position at that time, and `position` its position in the state. `last_commit_at` is the time of the
@@ -69,8 +67,7 @@ class NodeAtTime:
     is_held: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CutAtTime:
+class CutAtTime(Struct, frozen=True):
     """The cut at an exact time, and its nodes. A NodeCut's `start` is the node's position at that time."""
 
     cut: Cut

@@ -8,13 +8,13 @@ cut, because a transaction that is part of one cut may stay prepared on a node t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import structs
+from msgspec.structs import replace
 
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Ints, texts_array

@@ -11,12 +11,12 @@ import json
 import selectors
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 import msgspec
 import psycopg
+from msgspec import Struct, field
 from psycopg import pq
 from psycopg.errors import error_from_result
 
@@ -58,8 +58,7 @@ def marker_from_bytes(content: bytes) -> Marker:
     return marker
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenMarker:
+class WrittenMarker(Struct, frozen=True):
     """A marker in a node's WAL.
 
     `written_at` is the node's time just before it wrote the record; `sent_at` and `confirmed_at` are this machine's.
@@ -103,8 +102,7 @@ def write_markers(connections: dict[str, psycopg.Connection[Any]], marker: Marke
     return {one.node: one.written() for one in pending}
 
 
-@dataclass(slots=True)
-class _PendingMarker:
+class _PendingMarker(Struct):
     """A marker that is being written on one primary. `problem` says why it may not have been written."""
 
     node: str

@@ -9,9 +9,9 @@ Ignite IEP-89, "Consistent cut".
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from cutline.columns.arrow_numbers import to_arrow
 from cutline.columns.bytes_column import Flags, Ints
@@ -29,8 +29,7 @@ class GlobalIdReusedError(RefusedError):
     """Two transactions share a global id, and one of them was in progress when the cut began."""
 
 
-@dataclass(frozen=True, slots=True)
-class _History:
+class _History(Struct, frozen=True):
     """All prepares that were not rolled back, and all commits, ordered by global id, then node, then position.
 
     `row` is the row in `prepared`, or in `committed` if `is_commit`. The rows of global id g are first[g] to

@@ -11,11 +11,11 @@ node's clock, and are left out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET, UnsetType, structs
+from msgspec import UNSET, Struct, UnsetType, structs
+from msgspec.structs import replace
 
 from cutline.fleet.record import Time
 from cutline.wal.cut.cut_values import Cut, NodeCut
@@ -47,8 +47,7 @@ def later(one: Time | UnsetType, other: Time | UnsetType) -> Time | UnsetType:
     return max(one, other, key=datetime.fromisoformat)
 
 
-@dataclass(frozen=True, slots=True)
-class Skew:
+class Skew(Struct, frozen=True):
     """The difference between the nodes' clocks in seconds: at least `least`, between the nodes `behind` and `ahead`.
 
     No two clocks differ by more than `most`.

@@ -6,11 +6,11 @@ An UPDATE of the key becomes two changes: a DELETE of the old key, and an upsert
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from cutline.columns.bytes_column import BytesColumn, Ints, gather, partition_of
 from cutline.columns.lines import Values, key_lines, keys_of, lines_of
@@ -26,8 +26,7 @@ OLD_TUPLES = {"full": OLD_ROW}
 VALUES_PER_BLOCK = 1 << 18
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeColumns:
+class ChangeColumns(Struct, frozen=True):
     """Changes with the same op.
 
     `numbers` are the numbers of their messages; `second` is 1 for a message's second change.

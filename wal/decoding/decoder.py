@@ -16,6 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
 
 from cutline.columns.arrow_numbers import to_arrow, to_numpy
 from cutline.columns.bytes_column import BytesColumn, Ints
@@ -72,8 +73,7 @@ def refuse_long_lines(node: str, group: Group, part: ChangeColumns) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
+class Decoded(Struct, frozen=True):
     """The content of a batch of messages. `through` is the end of its last transaction or event, 0 if it has none.
 
     `ignored` counts the changes that are in no group. `dropped` has the positions of the transactions among them that

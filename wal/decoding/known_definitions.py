@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.table_names import table_name
 from cutline.nodes.groups import ColumnSignature, Group, SchemaChangedError, Signature
@@ -39,8 +41,7 @@ class SchemaMovedError(SchemaChangedError):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class TableDescription:
+class TableDescription(Struct, frozen=True):
     """How to decode the rows that follow a relation message.
 
     The rows belong to `group`. If `group` is None, rows before `dropped_before` are dropped, and other rows raise

@@ -7,11 +7,12 @@ This module knows nothing about groups or the archive. No field is read beyond t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
+from msgspec.structs import replace
 
 from cutline.columns.bytes_column import Bytes, BytesColumn, Flags, Ints, gather, texts_array
 from cutline.columns.lines import Values, with_constants
@@ -55,8 +56,7 @@ class DecodingError(SnapshotError):
         self.number = number
 
 
-@dataclass(frozen=True, slots=True)
-class RelationColumn:
+class RelationColumn(Struct, frozen=True):
     """One column as a relation message describes it."""
 
     name: str
@@ -65,8 +65,7 @@ class RelationColumn:
     is_key: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Relation:
+class Relation(Struct, frozen=True):
     """A relation message: a table as it was when the changes after it were made."""
 
     oid: int
@@ -76,8 +75,7 @@ class Relation:
     columns: tuple[RelationColumn, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Messages:
+class Messages(Struct, frozen=True):
     """A batch of messages. `source` is their data followed by the line constants; `convert` decodes names."""
 
     source: Bytes
@@ -240,8 +238,7 @@ def name_texts(names: list[bytes], number: int) -> list[str]:
     return [name.decode() for name in names]
 
 
-@dataclass(slots=True)
-class Fields:
+class Fields(Struct):
     """Reads the fields of message `of` in the batch, in order; raises DecodingError if one is incomplete."""
 
     message: bytes

@@ -17,12 +17,12 @@ of which the last one in the part counts. `fleet.participants` describes how nam
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import BytesColumn, Flags, Ints, from_list, gather, texts_array
@@ -96,8 +96,7 @@ PARTICIPANTS_BYTES_MAX = 8192
 ROW_KINDS = (pgoutput.INSERTED, pgoutput.UPDATED, pgoutput.DELETED, pgoutput.TRUNCATED)
 
 
-@dataclass(frozen=True, slots=True)
-class OpenTransactionHead:
+class OpenTransactionHead(Struct, frozen=True):
     """The transaction that has begun but not ended in the messages so far; `sent` counts its rows.
 
     A prepared transaction has a `global_id`; a transaction that commits in one phase may have a `tag`, a gid.
@@ -115,8 +114,7 @@ class OpenTransactionHead:
     has_origin: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Transactions:
+class Transactions(Struct, frozen=True):
     """The transactions in a batch, and for each message the number of its transaction.
 
     Number 0 is the transaction that the previous batch left open. `ordinal` numbers the rows of each transaction.

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 from msgspec import UnsetType
+from msgspec.structs import replace
 
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import from_arrow, from_list

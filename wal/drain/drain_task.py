@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pyarrow as pa
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
@@ -20,8 +18,7 @@ class DrainBusyError(BusyError):
     """Another process is writing to the archive."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrainTask:
+class DrainTask(Struct, frozen=True):
     """Everything an executor needs to bring one node's archive up to `finish`.
 
     `archive` is the operation that began the archive, `base` is where the archive begins, and `last` is the last
@@ -68,8 +65,7 @@ class DrainTask:
         return tuple(definition for definition in self.definitions if definition.group.number in self.unlisted_numbers)
 
 
-@dataclass(frozen=True, slots=True)
-class DrainReport:
+class DrainReport(Struct, frozen=True):
     """The result of a DrainTask: the segments after `DrainTask.last`, or the error that ended it.
 
     `ignored` counts the changes to tables that are not in a group, and `dropped` has the positions of transactions

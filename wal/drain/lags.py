@@ -7,10 +7,11 @@ can be compared; positions of different shards never can.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 import psycopg
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.lsn import Lsn
@@ -38,8 +39,7 @@ SELECT recovers, at::text, age, (pg_control_system()).system_identifier::text, s
 """
 
 
-@dataclass(frozen=True, slots=True)
-class SlotLag:
+class SlotLag(Struct, frozen=True):
     """How much WAL lies between a slot's confirmed position and its node's, and how much is retained for the slot.
 
     `lag_bytes` is None for a slot that is being created. `wal_status` is as in pg_replication_slots. `problem` says why
@@ -53,8 +53,7 @@ class SlotLag:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayLag:
+class ReplayLag(Struct, frozen=True):
     """How far a standby's replay lags behind its primary.
 
     `seconds` is 0 if the standby has replayed everything. Otherwise it is the age of the last replayed commit, which
@@ -65,8 +64,7 @@ class ReplayLag:
     seconds: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLags:
+class NodeLags(Struct, frozen=True):
     """The position and lags of one node. If the node did not answer, `problem` says why, and nothing else is known.
 
     `position` is where a primary writes or a standby replays. `replay` is None except for a standby whose primary also
@@ -86,8 +84,7 @@ class NodeLags:
         return None if archived is None or self.position is None else max(self.position - archived, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class FleetLags:
+class FleetLags(Struct, frozen=True):
     """The lags of all nodes, in the order of fleet.toml, in the roles that their servers have now.
 
     `fleet` has promoted standbys in their primaries' places; `promoted` names them by primary (nodes/roles.py).
@@ -126,8 +123,7 @@ class LagsQuery:
         return FleetLags(roles.fleet, roles.promoted, lags)
 
 
-@dataclass(frozen=True, slots=True)
-class _Position:
+class _Position(Struct, frozen=True):
     """A server's own position; `age_seconds` is the age of the last commit that a standby has replayed."""
 
     server: ServerState
@@ -194,8 +190,7 @@ SELECT coalesce(pg_wal_lsn_diff({POSITION}, confirmed_flush_lsn), 0)::bigint
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Retained:
+class Retained(Struct, frozen=True):
     """How much WAL a node retains for one slot, and its limit; `problem` is as in SlotLag."""
 
     node: str
@@ -220,8 +215,7 @@ class Retained:
         return self.size_bytes > self.limit_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class RetainedAnswers:
+class RetainedAnswers(Struct, frozen=True):
     """The WAL that nodes retain, and the `old` databases that restores have set aside.
 
     `answered` are the nodes that answered; `unanswered` maps the others to the reason. `promoted` names the standbys
@@ -327,8 +321,7 @@ class RetainedQuery:
         return RetainedAnswers(tuple(retained), answers.problems, tuple(old), tuple(answers.found), roles.promoted)
 
 
-@dataclass(frozen=True, slots=True)
-class _NodeAnswer:
+class _NodeAnswer(Struct, frozen=True):
     server: ServerState
     retained: list[Retained]
     old: list[OldDatabase]

@@ -16,12 +16,11 @@ ends inside a transaction, that transaction must be the first that follows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec import UnsetType
+from msgspec import Struct, UnsetType
 
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.fleet.lsn import ORIGIN, Lsn
@@ -53,8 +52,7 @@ class WalDivergedError(RefusedError):
     """A node's server lacks WAL that the chain has of the node."""
 
 
-@dataclass(frozen=True, slots=True)
-class KnownMarker:
+class KnownMarker(Struct, frozen=True):
     """A marker that the WAL has at this position."""
 
     marker: Marker

@@ -8,10 +8,11 @@ snapbuild.c).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import psycopg
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from cutline.fleet.messages import join_some
 from cutline.fleet.wait_notes import WaitNotes
@@ -66,8 +67,7 @@ class AwaitedKey(NamedTuple):
     xid: str
 
 
-@dataclass(frozen=True, slots=True)
-class Awaited:
+class Awaited(Struct, frozen=True):
     """A transaction that an operation waits for. `kind` is process or prepared; `name` is the process id or the gid.
 
     `age_seconds` is None if the server does not show when the transaction began: pg_stat_activity has no times with

@@ -14,7 +14,6 @@ import secrets
 import threading
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -23,6 +22,7 @@ import adbc_driver_postgresql
 import numpy as np
 import psycopg
 import pyarrow as pa
+from msgspec import Struct
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import DiagnosticField
 
@@ -293,8 +293,7 @@ def _plugin_options(publications: tuple[str, ...]) -> str:
     return f"'proto_version', '3', 'publication_names', '{names}', 'messages', 'true'"
 
 
-@dataclass(frozen=True, slots=True)
-class SlotCopy:
+class SlotCopy(Struct, frozen=True):
     """A temporary copy of a slot, which its session drops when it ends. The slot itself is not used or moved.
 
     The copy begins at `confirmed`, and decodes prepared transactions at their COMMIT PREPARED.

@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import struct
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from msgspec import Struct
 from psycopg.pq import ExecStatus
 
 from cutline.fleet.config import Node
@@ -114,8 +114,7 @@ STATUS_QUERY = "SELECT pg_xact_status(%s::xid8)"
 NEXT_XID_QUERY = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text"
 
 
-@dataclass(frozen=True, slots=True)
-class RolledBack:
+class RolledBack(Struct, frozen=True):
     """A transaction that was prepared and rolled back, as pgoutput messages BEGIN PREPARE and PREPARE.
 
     `before` is the end of the last record that the slot yields before this transaction, or ORIGIN if there is none.

@@ -9,11 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Container, Mapping
-from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
 import psycopg
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
@@ -61,8 +62,7 @@ class ReplayLagError(UnreachableError):
     late: Mapping[str, ReplayLagError] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayState:
+class ReplayState(Struct, frozen=True):
     """The state of a standby's replay, which is `behind_bytes` short of the needed position.
 
     `age_seconds` is the age of the last replayed commit, if any. `why` is the reason: promoted, paused, delayed,

@@ -11,10 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from msgspec import Struct
 from psycopg import sql
 
 from cutline.fleet.config import Node
@@ -82,8 +82,7 @@ class NoFreeSlotError(RefusedError):
     """All replication slots of a server are in use (max_replication_slots), so no other can be created."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlotState:
+class SlotState(Struct, frozen=True):
     """The state of a slot on its node. `invalid` is the server's reason, empty if the slot is valid."""
 
     confirmed: Lsn
@@ -92,8 +91,7 @@ class SlotState:
     invalid: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ExportedSlot:
+class ExportedSlot(Struct, frozen=True):
     """A new slot. While `connection` is open, `snapshot` shows everything that was committed before `position`."""
 
     position: Lsn

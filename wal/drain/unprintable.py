@@ -8,10 +8,10 @@ function: the next message is the row.
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import psycopg
+from msgspec import Struct
 from psycopg.pq import Format
 
 from cutline.fleet.config import Node
@@ -30,15 +30,13 @@ OUT_OF_MEMORY = "53200"
 _Found: TypeAlias = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
+class _Column(Struct, frozen=True):
     name: str
     oid: int
     is_key: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Relation:
+class _Relation(Struct, frozen=True):
     """A table as pgoutput describes it."""
 
     name: str

@@ -8,9 +8,8 @@ does not import what reads the segments themselves (wal/segments/segments.py), w
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType, field
 
 from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.messages import NEW_CHAIN
@@ -107,8 +106,7 @@ class Segment(Record, frozen=True, kw_only=True, omit_defaults=True):
         return (begin < end and self.reaches(begin)) or any(map(self.contains, earlier))
 
 
-@dataclass(frozen=True, slots=True)
-class ArchivedSegment:
+class ArchivedSegment(Struct, frozen=True):
     """A segment with the metadata that commits don't contain.
 
     `definitions` are the ones that no commit listed yet when the segment was written. `first_changes` are the positions

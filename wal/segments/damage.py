@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+
+from msgspec import Struct, field
 
 from cutline.fleet.messages import NEW_CHAIN
 from cutline.storage.digest import digest
@@ -105,8 +106,7 @@ class HeldRows(NamedTuple):
         return self.table.slice(self.first + skipped, self.end - self.first - skipped)
 
 
-@dataclass
-class HeldObjects:
+class HeldObjects(Struct, dict=True):
     """The store at `location`; this process reads each of its objects only once. It can't be pickled.
 
     Objects never change, so the held bytes stay valid. Every object that is read is kept in memory, so use it for small
@@ -143,8 +143,7 @@ class HeldObjects:
         return encryption.for_tasks(self.location.open()).over(raw) if encryption else raw
 
 
-@dataclass
-class _HoldingStore:
+class _HoldingStore(Struct):
     """An ObjectStore that keeps in memory the bytes read from the beginning of each object."""
 
     raw: ObjectStore

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from cutline.fleet.progress import Silent
 from cutline.nodes.connections import NodeUnreachableError
@@ -31,7 +32,7 @@ ALL = {f"public.{name}" for name in (*TABLES, "account", "transfer")}
 
 
 def restore(copied: CopiedChain, increment: int | None = None, **options: bool | tuple[str, ...]) -> RestoreReport:
-    request = replace(RestoreRequest(NAME, increment, use_backup_copies=True), **options)  # type: ignore[arg-type]
+    request = structs.replace(RestoreRequest(NAME, increment, use_backup_copies=True), **options)  # type: ignore[arg-type]
     return restore_fleet(plan_restore(copied.fleet, copied.target, request), copied.spark, Silent())
 
 
@@ -94,7 +95,8 @@ def test_what_neither_copy_has_is_refused_by_name_and_nothing_is_touched(copied:
 def test_without_the_option_a_missing_object_is_an_obstacle_that_no_node_is_asked_for(copied: CopiedChain) -> None:
     copied.damage({copied.base("s2", 2): remove, copied.segment("s1", 2): truncate})
     nowhere = replace(
-        copied.target, nodes=tuple(replace(n, dsn="postgresql://127.0.0.1:1/x") for n in copied.target.nodes)
+        copied.target,
+        nodes=tuple(replace(n, dsn="postgresql://127.0.0.1:1/x") for n in copied.target.nodes),
     )
     error = plan_restore(copied.fleet, nowhere, RestoreRequest(NAME)).damage
     assert error
@@ -228,6 +230,6 @@ def test_every_pattern_of_a_group_has_to_match(copied: CopiedChain) -> None:
     other_case, partitions, _ = raised.value.hint.splitlines()
     assert other_case == "same name in other case: public.item   (patterns are case-sensitive)"
     assert partitions.endswith("tables that begin with public.lo: public.log")
-    alone = plan_restore(copied.fleet, copied.target, replace(request, groups=("public.item", "public.l*")))
+    alone = plan_restore(copied.fleet, copied.target, structs.replace(request, groups=("public.item", "public.l*")))
     names = {group.name for groups in alone.groups.values() for group in request.tables.of(groups)}
     assert names == {"public.item", "public.log"}

@@ -15,6 +15,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec import structs
 
 from cutline.check.report import CheckReport
 from cutline.check.structure import check_structure
@@ -299,7 +300,7 @@ def test_a_task_reports_every_damaged_segment_beside_the_rows_of_the_others(stor
         flip_byte(stored.store / key)
     # Each task reads the whole segment, too.
     tasks = 2 * stored.spark.session().sparkContext.defaultParallelism
-    sources = replace(sources, segments=(*sources.segments, *[whole] * tasks))
+    sources = structs.replace(sources, segments=(*sources.segments, *[whole] * tasks))
     rows = read_changes(stored.spark.session(), sources, stored.fleet.store).collect()
     reports = [report for row in rows if (report := problem_of(bytes(row["row"])))]
     assert sorted(str(report["details"]["object"]) for report in reports) == sorted(damaged)

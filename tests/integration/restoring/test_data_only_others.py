@@ -8,12 +8,12 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from time import monotonic, sleep
 
 import psycopg
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from cutline.fleet.config import Node
 from cutline.nodes.connections import NodeUnreachableError

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import psycopg
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from cutline.fleet.config import Fleet, load_fleet
 from cutline.nodes.connections import NodeUnreachableError, with_database

@@ -58,7 +58,7 @@ def with_facts(plan: RestorePlan, facts: DatabaseFacts | None) -> RestorePlan:
     databases = dict.fromkeys(plan.chain.baseline, facts) if facts else {}
     increments = tuple(structs.replace(one, databases={}) for one in plan.chain.increments)
     full = structs.replace(plan.chain.full, databases=databases)
-    return replace(plan, chain=replace(plan.chain, full=full, increments=increments))
+    return structs.replace(plan, chain=structs.replace(plan.chain, full=full, increments=increments))
 
 
 def previewed(plan: RestorePlan) -> RestorePreview:
@@ -136,7 +136,7 @@ def test_what_is_free_is_not_known_of_a_server_whose_data_can_not_be_told(place:
         (hidden, "the role is not allowed to see the server's data_directory"),
         (elsewhere, "the server is not running on this machine, or its data can't be read here"),
     ):
-        assert plan_lines(plan, replace(preview, disks=disks))[-1].endswith(f", free space unknown: {why}")
+        assert plan_lines(plan, structs.replace(preview, disks=disks))[-1].endswith(f", free space unknown: {why}")
 
 
 def test_an_estimate_is_based_on_what_a_recent_restore_of_its_size_took(place: Place) -> None:

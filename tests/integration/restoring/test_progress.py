@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from cutline.fleet.config import GroupRules
 from cutline.fleet.progress import Reading, Silent

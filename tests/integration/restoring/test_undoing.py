@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from msgspec import structs
 
 import cutline.snapshots.operations.leases
 from cutline.fleet.progress import Silent
@@ -151,7 +152,7 @@ def test_a_restore_whose_snapshot_is_deleted_can_be_undone_or_is_done(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create_full(place.fleet, CreateRequest("brief"), Ready(place.spark), Silent())
-    brief = replace(REQUEST, name="brief")
+    brief = structs.replace(REQUEST, name="brief")
     monkeypatch.setattr(cutline.snapshots.operations.leases.Lease, "is_running", lambda *_: False)
     with old_databases(place):
         restore_left(place, RestoreCrashPoint.LOADING, SHARDS, brief)
@@ -164,7 +165,7 @@ def test_a_restore_whose_snapshot_is_deleted_can_be_undone_or_is_done(
         assert_old(place)
     create_full(place.fleet, CreateRequest("brief2"), Ready(place.spark), Silent())
     with old_databases(place):
-        error = restore_left(place, RestoreCrashPoint.SLOTS_RELEASED, 1, replace(REQUEST, name="brief2"))
+        error = restore_left(place, RestoreCrashPoint.SLOTS_RELEASED, 1, structs.replace(REQUEST, name="brief2"))
         assert "restore-resume" in error.hint
         assert "restore-abandon" not in error.hint
         assert run_here(place.fleet, "delete", "brief2", "--force", "--yes")[0] == 0

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import psycopg
 import pytest
+from msgspec import structs
 from psycopg.conninfo import make_conninfo
 
 from cutline.fleet.progress import Silent
@@ -46,7 +47,9 @@ def test_what_was_put_aside_comes_back_if_a_restore_with_routes_is_undone(place:
 
     fleet = place.single.fleet
     with pytest.raises(NodeUnreachableError):
-        restore_fleet(plan_restore(fleet, target, replace(REQUEST, groups=())), place.runs.spark, Watching(then))
+        restore_fleet(
+            plan_restore(fleet, target, structs.replace(REQUEST, groups=())), place.runs.spark, Watching(then)
+        )
     assert [counts(place, number) for number in (1, 2)] == ROWS
     report = abandon_restore(fleet, target, SINGLE, print, Silent())
     assert sorted(report.put_back) == ["t1: elsewhere", "t2: elsewhere"]
@@ -59,9 +62,10 @@ def test_a_role_that_is_no_superuser_divides_rows(place: RoutedPlace) -> None:
     servers = place.servers.dsns()[:2]
     target = place.target(2)
     theirs = replace(
-        target, nodes=tuple(replace(node, dsn=make_conninfo(node.dsn, user=RESTORER)) for node in target.nodes)
+        target,
+        nodes=tuple(replace(node, dsn=make_conninfo(node.dsn, user=RESTORER)) for node in target.nodes),
     )
-    request = replace(REQUEST, replace=False)
+    request = structs.replace(REQUEST, replace=False)
     try:
         for dsn in servers:
             execute(dsn, f"CREATE ROLE {RESTORER} LOGIN CREATEDB")
@@ -72,7 +76,7 @@ def test_a_role_that_is_no_superuser_divides_rows(place: RoutedPlace) -> None:
         assert place.databases() == set()
         mapped = f"postgres={RESTORER}"
         assert f"--role-map {mapped}" in raised.value.hint
-        own = replace(request, scope=RestoreScope(role_map=(("postgres", RESTORER),)))
+        own = structs.replace(request, scope=RestoreScope(role_map=(("postgres", RESTORER),)))
         report = restore_fleet(plan_restore(place.single.fleet, theirs, own), place.runs.spark, Silent())
         assert [counts(place, number) for number in (1, 2)] == ROWS
         assert report.rows == sum(map(sum, ROWS))

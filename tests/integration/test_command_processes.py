@@ -25,6 +25,7 @@ from tests.commands.snapshot_runs import run_command, slots_of, sorted_copies
 from tests.integration.own_database import own_database, restore_target
 from tests.integration.refusing import execute
 from tests.s3.server import S3Server
+from tests.tables.large_object_states import read_large_objects
 
 DATABASE, TWO_CORES = "forked", '[spark]\nmaster = "local[2]"\n'
 SEEN_SECONDS_MAX, END_SECONDS_MAX = 60.0, 20.0
@@ -33,9 +34,12 @@ STOPPED = ("SIGSTOP", CrashPoint.SPARK_READY, "1", "--")
 STOPPED_COMMAND = "from tests.faults.signalled_command import main\nmain()\n"
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", "s3", "encrypted"])
 def fleet(shared_fleet: EmbeddedFleet, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Fleet]:
-    """A database of its own with a table of many tasks, and its initialised store."""
+    """A database of its own with a table of many tasks, and its initialised store.
+
+    With the encrypted store, reading is limited, and the database has large objects.
+    """
     with own_database(shared_fleet, tmp_path, DATABASE, TWO_CORES) as fleet:
         if request.param == "s3":
             s3: S3Server = request.getfixturevalue("s3")
@@ -44,6 +48,16 @@ def fleet(shared_fleet: EmbeddedFleet, tmp_path: Path, request: pytest.FixtureRe
                 r"(?m)^store = .*$", f'store = "{s3.bucket(f"test-{uuid.uuid4().hex}")}"', fleet.path.read_text()
             )
             fleet.path.write_text(f"{text}\n[store_options]\n{options}")
+        if request.param == "encrypted":
+            key = tmp_path / "key"
+            key.write_text("0f" * 32)
+            key.chmod(0o600)
+            more = f'[limits]\nread = "40MB/s"\n[groups]\nlarge_objects = true\n[encryption]\nkey_file = "{key}"\n'
+            fleet.path.write_text(f"{fleet.path.read_text()}\n{more}")
+            execute(
+                fleet.nodes[0].dsn,
+                "SELECT lo_from_bytea(n, convert_to(md5(n::text), 'UTF8')) FROM generate_series(1, 9) n",
+            )
         execute(
             fleet.nodes[0].dsn,
             "CREATE TABLE item (id bigint PRIMARY KEY, text text)",
@@ -72,11 +86,13 @@ def assert_restored(fleet: Fleet, name: str) -> None:
     code, document = run_command(fleet, "restore", name, "--to", str(target), "--yes")
     assert code == 0, document
     assert sorted_copies(back.dsn) == sorted_copies(node.dsn)
+    assert read_large_objects(back.dsn) == read_large_objects(node.dsn)
 
 
 def test_a_create_and_a_check_leave_tasks_to_processes(fleet: Fleet) -> None:
     # The template is resolved with the store, whose threads prevent a fork.
-    assert works_of_processes(fleet, "create", "daily-{date}") == {"copy_ranges"}
+    large = {"copy_large_objects"} if "large_objects" in fleet.path.read_text() else set[str]()
+    assert works_of_processes(fleet, "create", "daily-{date}") == {"copy_ranges"} | large
     execute(fleet.nodes[0].dsn, "UPDATE item SET text = 'new' WHERE id % 7 = 0")
     assert works_of_processes(fleet, "create", "daily-{date}", "--incremental") == set()
     # There is no second copy to compare.
@@ -142,7 +158,9 @@ def test_no_process_outlives_its_command(fleet: Fleet, number: signal.Signals) -
 
 
 @in_a_folder
-def test_a_copy_goes_on_without_a_process_that_was_killed(fleet: Fleet) -> None:
+@pytest.mark.parametrize("copies", ["", '[copies]\nresume_from = "8 KiB"\n'], ids=["whole", "resumable"])
+def test_a_copy_goes_on_without_a_process_that_was_killed(fleet: Fleet, copies: str) -> None:
+    fleet.path.write_text(f"{fleet.path.read_text()}\n{copies}")
     with copying(fleet, "without") as (command, forked):
         for pid in forked:
             os.kill(pid, signal.SIGKILL)

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from msgspec import structs
 from psycopg.conninfo import make_conninfo
 
 from cutline.check.report import SnapshotReport
@@ -200,7 +199,7 @@ def exact_fleet(shards: Mapping[str, Sequence[EmbeddedNode]], folder: Path) -> I
             admin.execute(f"CREATE DATABASE {DATABASE}".encode())
         fleet = load_fleet(folder / "fleet.toml")
         for node in fleet.nodes:
-            await_database(structs.replace(node, dsn=make_conninfo(node.dsn, user="postgres")))
+            await_database(replace(node, dsn=make_conninfo(node.dsn, user="postgres")))
         yield fleet
 
 

@@ -23,6 +23,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 from pyspark.daemon import manager
 
+from cutline.columns.allocator import keep_memory
 from cutline.columns.python_workers import freeze_modules
 from cutline.storage.process_limits import limit_thread_starts
 
@@ -65,6 +66,7 @@ def end_workers_with_daemon() -> None:
 
 
 if __name__ == "__main__":
+    keep_memory()
     preload()
     limit_thread_starts()
     freeze_modules()

@@ -23,7 +23,6 @@ from msgspec.structs import replace
 
 from cutline.check.base_hashes import BaseHashReport, BaseHashTask, NodeBase, hash_base
 from cutline.check.table_forms import TableForms
-from cutline.columns.allocator import SYSTEM, VARIABLE
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.connections import connect
 from cutline.restore.rows.load import BaseLoadTask, Feed, LoadTarget, SegmentLoadTask, create_ledger, load_task
@@ -51,6 +50,9 @@ WORKER_SECONDS_MAX = 3600
 WORKER = """
 import base64, pickle, sys
 from pathlib import Path
+from cutline.columns.allocator import choose_allocator
+
+choose_allocator()
 
 def held(what):
     status = Path("/proc/self/status").read_text().splitlines()
@@ -74,7 +76,6 @@ def run_measured(function: Callable[[Any], Any], tasks: Sequence[Any], printed_b
         text=True,
         timeout=WORKER_SECONDS_MAX,
         cwd=ROOT,
-        env=os.environ | {VARIABLE: SYSTEM},
     )
     assert worker.returncode == 0, worker.stderr
     results, grown = pickle.loads(base64.b64decode(worker.stdout))

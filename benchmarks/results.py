@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -25,15 +25,22 @@ class Measurement:
     cpu_seconds: list[float] = field(default_factory=list)
     peak_bytes: dict[str, int] = field(default_factory=dict)
 
+    def runs(self, unit: str) -> Sequence[float]:
+        """Return the figures of the runs in `unit`: "seconds", "bytes" or "cpu"."""
+        return {"seconds": self.seconds, "bytes": self.sizes_bytes, "cpu": self.cpu_seconds}[unit]
+
     def median(self, unit: str) -> float | None:
-        """Return the median of the runs in `unit` ("seconds", "bytes" or "cpu"); None if there are no runs."""
-        found = {"seconds": self.seconds, "bytes": self.sizes_bytes, "cpu": self.cpu_seconds}[unit]
+        """Return the median of the runs in `unit`; None if there are no runs."""
+        found = self.runs(unit)
         return statistics.median(found) if found else None
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The ratio of `task` to `peer` in `unit`, or the figure itself if `peer` is None; `aim` is the upper bound."""
+    """The ratio of `task` to `peer` in `unit`, or the figure itself if `peer` is None; `aim` is the upper bound.
+
+    If both have the same number of runs, it is the median of the ratios of the first runs, of the second, and so on.
+    """
 
     task: str
     peer: str | None
@@ -157,18 +164,22 @@ class Results:
         for kind, size in peak_bytes.items():
             measurement.peak_bytes[kind] = max(measurement.peak_bytes.get(kind, 0), size)
 
-    def median(self, task: str, unit: str) -> float | None:
-        """Return the median of a task's runs; None if there are no runs."""
-        found = self.measurements.get(task)
-        return found.median(unit) if found else None
-
     def verdicts(self) -> list[BenchmarkVerdict]:
         """Return every comparison with its value."""
         return [BenchmarkVerdict(comparison, self._value(comparison)) for comparison in COMPARISONS]
 
     def _value(self, comparison: Comparison) -> float | None:
-        ours = self.median(comparison.task, comparison.unit)
-        if ours is None or comparison.peer is None:
-            return ours
-        theirs = self.median(comparison.peer, comparison.unit)
-        return ours / theirs if theirs else None
+        ours = self._runs(comparison.task, comparison.unit)
+        if not ours or comparison.peer is None:
+            return statistics.median(ours) if ours else None
+        theirs = self._runs(comparison.peer, comparison.unit)
+        if not theirs or not all(theirs):
+            return None
+        if len(ours) == len(theirs):
+            # They took turns. Between two rounds, the machine may become a third slower.
+            return statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
+        return statistics.median(ours) / statistics.median(theirs)
+
+    def _runs(self, task: str, unit: str) -> Sequence[float]:
+        found = self.measurements.get(task)
+        return found.runs(unit) if found else ()

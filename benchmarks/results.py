@@ -176,7 +176,7 @@ class Results:
         if not theirs or not all(theirs):
             return None
         if len(ours) == len(theirs):
-            # They took turns. Between two rounds, the machine may become a third slower.
+            # Most of them took turns: between two rounds, the machine may become a third slower.
             return statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
         return statistics.median(ours) / statistics.median(theirs)
 

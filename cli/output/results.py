@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from msgspec import Struct
-from msgspec.structs import asdict
 
 from cutline.cli.output.arguments import CommandContext, command_context
 from cutline.cli.output.displays import JsonProgress
@@ -185,13 +184,11 @@ def jsonable(document: Mapping[str, object]) -> object:
     return json.loads(json.dumps(document, default=_json_value, allow_nan=False))
 
 
-def _json_value(value: object) -> object:
+def _json_value(value: object) -> str:
     if isinstance(value, datetime):
         return time_text(value)
     if isinstance(value, Path):
         return str(value)
-    if isinstance(value, Struct):
-        return asdict(value)
     raise TypeError(f"a {type(value).__name__} has no JSON form")
 
 

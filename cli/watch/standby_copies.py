@@ -12,6 +12,7 @@ import signal
 import sys
 from pathlib import Path
 
+from cutline.columns.allocator import choose_allocator
 from cutline.fleet.config import load_fleet
 from cutline.fleet.progress import Silent
 from cutline.snapshots.create.copy_between import continue_copies
@@ -31,6 +32,7 @@ class _CopyNotes(Silent):
 
 def main() -> None:
     """Copy tables for the snapshot whose name follows the path of the fleet file; a signal ends it."""
+    choose_allocator()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     file, name = sys.argv[1:]
     notes = _CopyNotes()

@@ -344,7 +344,7 @@ def known_tables(chain: Chain, joining: Iterable[str] = (), lost: Collection[str
     )
 
 
-# No slots: a cached property needs a dictionary.
+# The dictionary is for cached properties.
 class NodeTables(Struct, frozen=True, dict=True):
     """A primary's tables, their states, and the fingerprint of its catalogs, all as of the same moment.
 

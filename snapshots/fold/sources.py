@@ -507,7 +507,7 @@ class NodeBases(Struct, frozen=True):
             yield from part.read()
 
 
-# No slots: a cached property needs a dictionary.
+# The dictionary is for cached properties.
 class BaseSources(Struct, frozen=True, dict=True):
     """The base sources of all nodes in a job, numbered from 0."""
 

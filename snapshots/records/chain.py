@@ -117,7 +117,7 @@ class MergedBeginning(Struct, frozen=True):
     pending_at_copies: Mapping[str, Mapping[int, frozenset[Lsn]]] = field(default_factory=dict)
 
 
-# No slots: a cached property needs a dictionary.
+# The dictionary is for cached properties.
 class Chain(Struct, frozen=True, dict=True):
     """A full snapshot and its increments up to a given number, from which a state is folded.
 

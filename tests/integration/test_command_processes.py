@@ -158,9 +158,7 @@ def test_no_process_outlives_its_command(fleet: Fleet, number: signal.Signals) -
 
 
 @in_a_folder
-@pytest.mark.parametrize("copies", ["", '[copies]\nresume_from = "8 KiB"\n'], ids=["whole", "resumable"])
-def test_a_copy_goes_on_without_a_process_that_was_killed(fleet: Fleet, copies: str) -> None:
-    fleet.path.write_text(f"{fleet.path.read_text()}\n{copies}")
+def test_a_copy_goes_on_without_a_process_that_was_killed(fleet: Fleet) -> None:
     with copying(fleet, "without") as (command, forked):
         for pid in forked:
             os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What an increment does with each of thousands of tables of which none has changed calls no function for each."""
+"""An increment calls no function for each of thousands of unchanged tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FEW, MANY = 50, 5_000
 
 
 def count_calls(work: Callable[[], object]) -> int:
-    """Of functions, in Python and in C, and of steps of generators."""
+    """Count the calls of functions, in Python and in C, and the steps of generators."""
     calls = 0
 
     def count(_frame: FrameType, event: str, _argument: Any) -> None:
@@ -54,7 +54,7 @@ def calls_for(tables: int) -> int:
     return count_calls(prepare)
 
 
-def test_tables_that_have_not_changed_are_not_gone_through_one_by_one() -> None:
+def test_no_function_is_called_for_each_unchanged_table() -> None:
     # Garbage that is collected meanwhile may have its own calls.
     assert 0 < calls_for(MANY) < calls_for(FEW) + (MANY - FEW) / 10
 

@@ -22,6 +22,8 @@ from cutline.nodes.encodings import readable
 from cutline.storage.errors import RefusedError
 
 POLL_SECONDS = 0.05
+# A session that our role may not end, such as a superuser's, often ends by itself within this time.
+FORBIDDEN_SECONDS = 1.0
 NAMED_MAX = 5
 # Excluded: WAL senders write nothing, parallel workers end with their query, and autovacuum changes no rows.
 OTHERS = f"""
@@ -105,7 +107,8 @@ def end_sessions(
     """End every other session that may have started before the new setting was committed.
 
     With `since`, end only sessions that started after it, but not Cutline's own, which don't depend on the setting.
-    Returns how many sessions ended, and the sessions that remain after `seconds_max` or that our role may not end.
+    Returns how many sessions ended, and the sessions that remain: after `seconds_max`, or after FORBIDDEN_SECONDS if
+    our role may end none of them.
     """
     chosen = SessionFilter(since, server_time(connection), spares_ours=since is not None)
     starting = _starting_pids(connection)
@@ -121,8 +124,8 @@ def end_sessions(
             if session.pid not in forbidden and not _terminate(connection, session.pid):
                 forbidden.add(session.pid)
         waited = time.monotonic() - began
-        is_over = not starting and all(session.pid in forbidden for session in left)
-        if is_over or waited > seconds_max:
+        only_forbidden = not starting and all(session.pid in forbidden for session in left)
+        if not (starting or left) or waited > (FORBIDDEN_SECONDS if only_forbidden else seconds_max):
             return len(seen - {session.pid for session in left}), left
         if waited > NOTE_SECONDS and not is_noted and left:
             is_noted = True

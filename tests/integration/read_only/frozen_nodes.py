@@ -36,11 +36,13 @@ def execute(node: Node, *statements: str) -> None:
             connection.execute(statement.encode())
 
 
-def await_closed(node: Node, *kept: psycopg.Connection[Any]) -> None:
-    """Wait until the database has no other sessions: the process of a closed session ends a moment later."""
-    pids = {connection.info.backend_pid for connection in kept}
-    with connect(node) as connection:
-        await_none(lambda: [one for one in other_sessions(node.id, connection, SessionFilter()) if one.pid not in pids])
+def await_closed(node: Node, connection: psycopg.Connection[Any], *kept: psycopg.Connection[Any]) -> None:
+    """Wait until the database has no sessions but these: the process of a closed session ends a moment later.
+
+    The first one is asked, because a session of our own would also be open for a moment after this function.
+    """
+    pids = {one.info.backend_pid for one in kept}
+    await_none(lambda: [one for one in other_sessions(node.id, connection, SessionFilter()) if one.pid not in pids])
 
 
 @contextmanager

@@ -163,6 +163,17 @@ def test_a_session_that_may_not_be_ended_is_named(node: Node) -> None:
         assert ended == 0
 
 
+def test_a_session_that_may_not_be_ended_may_end_by_itself(node: Node) -> None:
+    with (
+        role(node, "owner", "GRANT pg_signal_backend, pg_monitor TO owner") as dsn,
+        psycopg.connect(dsn, autocommit=True) as connection,
+        psycopg.connect(node.dsn, application_name="admin") as admin,
+    ):
+        await_closed(node, connection, admin)
+        threading.Timer(0.3, admin.close).start()
+        assert end_sessions(node, connection, None, 1, Silent()) == (1, [])
+
+
 @pytest.mark.parametrize("text", ["on", "true", "yes", "1", "ON", "tr", "y", "off", "false", "no", "0", "of", "n"])
 def test_a_setting_is_read_as_the_server_reads_it(node: Node, text: str) -> None:
     with psycopg.connect(node.dsn, autocommit=True) as connection:

@@ -276,11 +276,12 @@ def with_retries(master: str) -> str:
 
 
 def session_settings(
-    master: str, given: Mapping[str, str], name: str, temporary: Path, jvm_options: list[str]
+    master: str, given: Mapping[str, str], name: str, temporary: Path, jvm_options: list[str], *, is_brief: bool = False
 ) -> dict[str, str]:
     """Return all settings for the session; raise SparkUnprotectedError.
 
-    The settings in `given` override all others, except that JVM options are appended.
+    The settings in `given` override all others, except that JVM options are appended. `is_brief`: executors, too, run
+    no jobs that are worth the time of the JVM's optimising compiler.
     """
     settings = {
         "spark.master": with_retries(master),
@@ -304,6 +305,8 @@ def session_settings(
     settings |= protection_settings(master, given)
     # A folder's name may contain spaces and quotes.
     chosen = {DRIVER_OPTIONS: shlex.join(jvm_options), EXECUTOR_OPTIONS: settings.get(EXECUTOR_OPTIONS, "")}
+    if is_brief and has_executors(master):
+        chosen[EXECUTOR_OPTIONS] = f"{chosen[EXECUTOR_OPTIONS]} {BRIEF}".strip()
     settings |= given
     for options, ours in chosen.items():
         if ours or options in given:
@@ -323,9 +326,7 @@ def jvm_options(temporary: Path, *, runs_tasks: bool, is_brief: bool) -> list[st
     options += files_options(temporary)
     # Measured on 8 million rows, hashing and Arrow transfer take half as long as with G1. A cluster chooses its own
     # collector.
-    if not runs_tasks:
-        return options
-    return [*options, "-XX:+UseParallelGC", *([BRIEF] if is_brief else [])]
+    return [*options, *(["-XX:+UseParallelGC"] if runs_tasks else []), *([BRIEF] if is_brief else [])]
 
 
 def files_options(temporary: Path) -> list[str]:

@@ -324,7 +324,10 @@ class SparkStart:
             os.environ[waits.VARIABLE] = str(self.temporary / "store-waits")
         runs_tasks = not has_executors(self._master)
         options = [*archive, *jvm_options(self.temporary, runs_tasks=runs_tasks, is_brief=self.is_brief)]
-        return java, session_settings(self._master, self._settings, self._name, self.temporary, options)
+        found = session_settings(
+            self._master, self._settings, self._name, self.temporary, options, is_brief=self.is_brief
+        )
+        return java, found
 
     def _await_jvm(self, *, and_session: bool) -> None:
         """Wait until there is a JVM to end, or until it is certain that none will be started."""

@@ -159,6 +159,8 @@ def _checks(users: Users) -> None:
 
 def _restores(users: Users) -> None:
     shop, shard = users.shop, users.shop.shard
+    # No increment follows: the chain's slot would retain the WAL of all restores, until the disk or memory is full.
+    shard.ask("SELECT count(pg_drop_replication_slot(slot_name)) FROM pg_replication_slots")
     states: Mapping[int, object] = {2: users.results.attempt("state", shop.state)}
     stored, target = users.folder / "final", users.folder / "target.toml"
     target.write_text(users.fleet_toml.read_text().replace(shard.dsn, shard.primary.dsn(CUTLINE_DATABASE)))

@@ -36,6 +36,10 @@ def test_a_check_of_snapshots_imports_nothing_of_restores_and_running_databases(
     assert not {name for name in loaded if name.startswith(("cutline.restore", "cutline.check.live", "http.server"))}
 
 
+def test_a_restore_imports_no_servers_of_drills() -> None:
+    assert "cutline.embedded" not in modules_after(f"import {COMMANDS['restore'].module}")
+
+
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_no_command_imports_spark_before_it_starts_a_session(name: str) -> None:
     assert "pyspark" not in modules_after(f"import {COMMANDS[name].module}")

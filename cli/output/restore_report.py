@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from msgspec import UNSET
@@ -19,7 +19,6 @@ from cutline.cli.output.tables import age_text, count_text, quantity_text, secon
 from cutline.fleet.messages import NEW_CHAIN, NODES_NAMED_MAX, list_some
 from cutline.fleet.record import to_builtins
 from cutline.restore.drill.assertions import AssertionResult, rows_text
-from cutline.restore.drill.drill import DrillReport
 from cutline.restore.estimates.estimate import BegunShard, Estimate
 from cutline.restore.plan.plan import RestorePlan
 from cutline.restore.plan.report import COUNT, RefusedStatement, RestoreReport
@@ -28,6 +27,9 @@ from cutline.restore.targets.databases import Phase
 from cutline.restore.targets.requirements import DiskSpace
 from cutline.snapshots.records.proven_chains import cut_time
 from cutline.storage.clock import utc_now
+
+if TYPE_CHECKING:
+    from cutline.restore.drill.drill import DrillReport
 
 NAMED_MAX = 20
 

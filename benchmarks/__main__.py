@@ -74,7 +74,7 @@ def main(
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="cutline-bench-") as name:
         folder = Path(name)
-        # The servers' account must be able to reach their data; else it would be elsewhere, perhaps on another disk.
+        # If the servers' account can't reach this folder, their data is elsewhere, perhaps on another disk.
         folder.chmod(0o711)
 
         def say(text: str) -> None:

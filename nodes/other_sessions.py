@@ -22,8 +22,6 @@ from cutline.nodes.encodings import readable
 from cutline.storage.errors import RefusedError
 
 POLL_SECONDS = 0.05
-# A session that our role may not end, such as a superuser's, often ends by itself within this time.
-FORBIDDEN_SECONDS = 1.0
 NAMED_MAX = 5
 # Excluded: WAL senders write nothing, parallel workers end with their query, and autovacuum changes no rows.
 OTHERS = f"""
@@ -107,8 +105,8 @@ def end_sessions(
     """End every other session that may have started before the new setting was committed.
 
     With `since`, end only sessions that started after it, but not Cutline's own, which don't depend on the setting.
-    Returns how many sessions ended, and the sessions that remain: after `seconds_max`, or after FORBIDDEN_SECONDS if
-    our role may end none of them.
+    Sessions that our role may not end may end by themselves. Returns how many sessions ended, and those that remain
+    after `seconds_max`.
     """
     chosen = SessionFilter(since, server_time(connection), spares_ours=since is not None)
     starting = _starting_pids(connection)
@@ -124,8 +122,7 @@ def end_sessions(
             if session.pid not in forbidden and not _terminate(connection, session.pid):
                 forbidden.add(session.pid)
         waited = time.monotonic() - began
-        only_forbidden = not starting and all(session.pid in forbidden for session in left)
-        if not (starting or left) or waited > (FORBIDDEN_SECONDS if only_forbidden else seconds_max):
+        if not (starting or left) or waited > seconds_max:
             return len(seen - {session.pid for session in left}), left
         if waited > NOTE_SECONDS and not is_noted and left:
             is_noted = True

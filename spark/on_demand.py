@@ -125,10 +125,10 @@ class SparkOnDemand:
 
     def _begin(self) -> SparkStart:
         is_brief = self._amount.changes <= SHUFFLED_ROWS_MAX
-        if self._start is not None and self._start.is_brief and not is_brief and not self._has_executors:
+        if self._start is not None and self._start.is_brief and not is_brief:
             # Only a new JVM can have the other compiler.
             self._start.stop()
-            self._start = None
+            self._start, self._is_checked = None, False
         if self._start is None:
             from cutline.spark.start import start_spark
 

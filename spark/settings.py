@@ -276,12 +276,11 @@ def with_retries(master: str) -> str:
 
 
 def session_settings(
-    master: str, given: Mapping[str, str], name: str, temporary: Path, jvm_options: list[str], *, is_brief: bool = False
+    master: str, given: Mapping[str, str], name: str, temporary: Path, jvm_options: list[str]
 ) -> dict[str, str]:
     """Return all settings for the session; raise SparkUnprotectedError.
 
-    The settings in `given` override all others, except that JVM options are appended. `is_brief`: executors, too, run
-    no jobs that are worth the time of the JVM's optimising compiler.
+    The settings in `given` override all others, except that JVM options are appended.
     """
     settings = {
         "spark.master": with_retries(master),
@@ -305,8 +304,6 @@ def session_settings(
     settings |= protection_settings(master, given)
     # A folder's name may contain spaces and quotes.
     chosen = {DRIVER_OPTIONS: shlex.join(jvm_options), EXECUTOR_OPTIONS: settings.get(EXECUTOR_OPTIONS, "")}
-    if is_brief and has_executors(master):
-        chosen[EXECUTOR_OPTIONS] = f"{chosen[EXECUTOR_OPTIONS]} {BRIEF}".strip()
     settings |= given
     for options, ours in chosen.items():
         if ours or options in given:
@@ -317,16 +314,20 @@ def session_settings(
 def jvm_options(temporary: Path, *, runs_tasks: bool, is_brief: bool) -> list[str]:
     """Return the driver's JVM options, except the class archive's, and write the log configuration.
 
-    `runs_tasks`: the driver runs all tasks, because there are no executors. `is_brief`: it runs no jobs that are worth
+    `runs_tasks`: the driver runs all tasks, because there are no executors. `is_brief`: no job of the session is worth
     the time of the JVM's optimising compiler.
     """
     log4j = temporary / "log4j2.properties"
     log4j.write_text(LOG4J, encoding="utf-8")
     options = [f"-Dlog4j2.configurationFile={log4j.as_uri()}", "-Xlog:disable", "-Xlog:all=error:stderr"]
     options += files_options(temporary)
-    # Measured on 8 million rows, hashing and Arrow transfer take half as long as with G1. A cluster chooses its own
-    # collector.
-    return [*options, *(["-XX:+UseParallelGC"] if runs_tasks else []), *([BRIEF] if is_brief else [])]
+    if runs_tasks:
+        # Measured on 8 million rows, hashing and Arrow transfer take half as long as with G1. A cluster chooses its own
+        # collector.
+        options.append("-XX:+UseParallelGC")
+    if is_brief:
+        options.append(BRIEF)
+    return options
 
 
 def files_options(temporary: Path) -> list[str]:

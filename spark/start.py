@@ -35,6 +35,8 @@ from cutline.spark.needs import is_of_connection
 from cutline.spark.served_archive import ARCHIVE, HOST, ServedArchive
 from cutline.spark.session_folder import lasting_folder
 from cutline.spark.settings import (
+    BRIEF,
+    EXECUTOR_OPTIONS,
     LOOPBACK,
     added_to_class_path,
     check_protection,
@@ -281,6 +283,10 @@ class SparkStart:
             host = spark.SparkConf().get(HOST, spark.util.Utils.localCanonicalHostName())
             self._archive = ServedArchive(settings, host)
             settings |= self._archive.settings
+        if self.is_brief and has_executors(self._master):
+            # The JVM also has the options of the platform's spark-defaults.conf. Of two options, the last one counts.
+            known = self._gateway.jvm.org.apache.spark.SparkConf().get(EXECUTOR_OPTIONS, "")
+            settings[EXECUTOR_OPTIONS] = f"{BRIEF} {known}".strip()
         if is_unnamed_user():
             # Hadoop looks up the name of the current user in the system unless a name is set.
             users = self._gateway.jvm.org.apache.hadoop.security.UserGroupInformation
@@ -324,10 +330,7 @@ class SparkStart:
             os.environ[waits.VARIABLE] = str(self.temporary / "store-waits")
         runs_tasks = not has_executors(self._master)
         options = [*archive, *jvm_options(self.temporary, runs_tasks=runs_tasks, is_brief=self.is_brief)]
-        found = session_settings(
-            self._master, self._settings, self._name, self.temporary, options, is_brief=self.is_brief
-        )
-        return java, found
+        return java, session_settings(self._master, self._settings, self._name, self.temporary, options)
 
     def _await_jvm(self, *, and_session: bool) -> None:
         """Wait until there is a JVM to end, or until it is certain that none will be started."""

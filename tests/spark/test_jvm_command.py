@@ -81,6 +81,28 @@ with SparkOnDemand(load_fleet(Path(sys.argv[1])), "check") as spark:
         found.append([beans.getPid(), "-XX:TieredStopAtLevel=1" in list(beans.getInputArguments())])
 print(json.dumps(found))
 """
+# The same with executors; prints each driver's process, and the last options of its executors.
+BEGINS_WITH_EXECUTORS = """
+import json, sys
+from pathlib import Path
+from cutline.fleet.config import load_fleet
+from cutline.fleet.progress import Silent
+from cutline.spark.amount import Amount
+from cutline.spark.needs import ExecutorNeeds
+from cutline.spark.on_demand import SparkOnDemand
+
+fleet, found = load_fleet(Path(sys.argv[1])), []
+with SparkOnDemand(fleet, "check") as spark:
+    for rows in map(int, sys.argv[2:]):
+        spark.begin(ExecutorNeeds(fleet.store, ()), Silent(), Amount(changes=rows))
+        context = spark.session().sparkContext
+        pid = context._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getPid()
+        told = context.parallelize([0], 1).map(lambda _: open(f"/proc/{__import__('os').getppid()}/status").read())
+        parent = int(told.first().split("PPid:")[1].split()[0])
+        words = Path(f"/proc/{parent}/cmdline").read_text().split("\\0")
+        found.append([pid, [word for word in words if word.startswith(("-XX:TieredStop", "-Dx"))]])
+print(json.dumps(found))
+"""
 FLEET = """
 name = "few"
 store = "file:///nowhere"
@@ -180,3 +202,16 @@ def test_many_rows_to_shuffle_start_a_jvm_with_the_optimising_compiler(tmp_path:
     assert many[0] != few[0]
     assert not many[1]
     assert fewer == many
+
+
+def test_executors_of_plain_jobs_have_no_optimising_compiler(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.toml"
+    options = '[spark]\nmaster = "local-cluster[1,1,1024]"\n"executor.extraJavaOptions" = "-Dx=1"\n'
+    (tmp_path / "store").mkdir()
+    # Executors must be able to read it.
+    (tmp_path / "store" / "fleet.json").write_text("{}")
+    file.write_text(f"{FLEET.replace('/nowhere', str(tmp_path / 'store'))}{options}")
+    brief, other = run(BEGINS_WITH_EXECUTORS, str(file), "1", "2000000")
+    assert brief[0] != other[0]
+    assert brief[1] == ["-XX:TieredStopAtLevel=1", "-Dx=1"]
+    assert other[1] == ["-Dx=1"]

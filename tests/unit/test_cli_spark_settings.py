@@ -15,7 +15,6 @@ from cutline.spark import class_archive, start
 from cutline.spark.class_archive import archive_options, is_recording
 from cutline.spark.java import Java
 from cutline.spark.settings import (
-    BRIEF,
     CLASS_PATH_VARIABLES,
     added_to_class_path,
     driver_memory_bytes,
@@ -115,20 +114,6 @@ def test_executors_on_this_machine_have_the_settings_of_a_cluster_but_for_places
         "spark.executor.extraJavaOptions", "spark.executorEnv.PYTHONPATH", "spark.executorEnv.PYTHONSAFEPATH",
     }  # fmt: skip
     assert {name for name in here.keys() | there.keys() if here.get(name) != there.get(name)} == places
-
-
-@pytest.mark.parametrize("master", ["local-cluster[2,1,1024]", "spark://m:7077"])
-def test_a_session_with_plain_jobs_has_executors_without_the_optimising_compiler(master: str, tmp_path: Path) -> None:
-    option, own = "spark.executor.extraJavaOptions", "-XX:TieredStopAtLevel=4"
-    given = {"spark.authenticate.secret": "of the cluster"}
-    off = session_settings(master, given, "x", tmp_path, [], is_brief=True)
-    on = session_settings(master, given, "x", tmp_path, [], is_brief=False)
-    chosen = session_settings(master, {**given, option: own}, "x", tmp_path, [], is_brief=True)
-    assert off[option].split()[-1] == BRIEF
-    assert BRIEF not in on.get(option, "")
-    # The JVM takes the last of two.
-    assert chosen[option].split()[-2:] == [BRIEF, own]
-    assert BRIEF in jvm_options(tmp_path, runs_tasks=False, is_brief=True)
 
 
 def test_what_changes_the_class_path_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

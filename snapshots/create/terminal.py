@@ -28,6 +28,7 @@ from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import list_some
 from cutline.fleet.progress import Progress
 from cutline.nodes.connections import raising_unreachable
+from cutline.nodes.encodings import readable
 from cutline.nodes.lock import FleetLock
 from cutline.nodes.other_sessions import SessionsLeftError, end_sessions, sessions_text
 from cutline.nodes.read_only import freeze, read_frozen
@@ -48,11 +49,19 @@ SLOT_SECONDS_MAX = 10.0
 # The minimum wait for sessions to end, even if --wait is shorter: on a busy machine, ending them takes seconds.
 SESSIONS_SECONDS_MIN = 5.0
 POLL_SECONDS = 0.2
-# Counts pgoutput's Insert, Update, Delete and Truncate messages (PostgreSQL manual, "Logical Replication Message
-# Formats").
-WRITTEN_QUERY = """
-SELECT count(*) FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', '3', 'publication_names', %s)
- WHERE lsn >= %s::pg_lsn AND chr(get_byte(data, 0)) IN ('I', 'U', 'D', 'T')
+# Counts pgoutput's Insert, Update, Delete and Truncate messages, and names their tables, of Truncate only the first
+# (PostgreSQL manual, "Logical Replication Message Formats").
+WRITTEN_QUERY = f"""
+WITH messages AS (
+    SELECT data, chr(get_byte(data, 0)) AS kind
+      FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', '3', 'publication_names', %s)
+     WHERE lsn >= %s::pg_lsn),
+written AS (
+    SELECT ('x' || encode(substring(data FROM CASE kind WHEN 'T' THEN 7 ELSE 2 END FOR 4), 'hex'))::bit(32)::bigint::oid
+        AS relid FROM messages WHERE kind IN ('I', 'U', 'D', 'T'))
+SELECT (SELECT count(*) FROM written), ARRAY(
+    SELECT DISTINCT {readable("n.nspname || '.' || c.relname")}
+      FROM written w JOIN pg_class c ON c.oid = w.relid JOIN pg_namespace n ON n.oid = c.relnamespace ORDER BY 1)
 """
 
 
@@ -166,7 +175,9 @@ def _check_unwritten(connection: psycopg.Connection[Any], task: DrainTask, finis
                 raise
             time.sleep(POLL_SECONDS)
     if row and row[0]:
-        raise _not_final_error(task.node, f"{row[0]} changes were written after the cut", [])
+        count, tables = row
+        where = f" to {list_some(tables, TABLES_NAMED_MAX)}" if tables else ""
+        raise _not_final_error(task.node, f"{count} changes were written{where} after the cut", tables)
 
 
 def _not_final_error(node: Node, what: str, groups: list[str]) -> FinalStateError:

@@ -57,7 +57,8 @@ def retry_until_unchanged(
         try:
             return attempt()
         except ChangedError as error:
-            of = f" of {retries + 1}" if number <= retries + 1 else ""
+            # With a minimum time, the usual number is not the last.
+            of = "" if seconds_min else f" of {retries + 1}"
             progress.note(News(f"attempt {number}{of} was invalidated by DDL: {error}"))
             if number > retries:
                 if time.monotonic() - began >= seconds_min:

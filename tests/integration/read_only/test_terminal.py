@@ -175,7 +175,8 @@ def test_a_client_that_insists_on_writing_is_found(runs: Runs) -> None:
         while len(writer.acknowledged) == before:
             writer.stop.wait(0.05)
     assert_undone(runs, "insisted", original)
-    with pytest.raises(FinalStateError, match=rf"node {first.id}: 1 changes were written after the cut"):
+    written = rf"node {first.id}: 1 changes were written to public\.entry after the cut"
+    with pytest.raises(FinalStateError, match=written):
         create_terminal(runs, "insisted", act_at(CrashPoint.ARCHIVED, lambda: insist_on_writing(first)))
     assert_undone(runs, "insisted", original)
 

@@ -33,6 +33,7 @@ LONG = (
     "tests/integration/test_resumed_full.py",
     "tests/integration/test_background_copies.py",
     "tests/integration/test_promotion_walk.py",
+    "tests/integration/test_fingerprint.py",
     "tests/integration/test_failover.py",
     "tests/integration/test_chain_states.py",
     "tests/integration/test_absent_copies.py",

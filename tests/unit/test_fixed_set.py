@@ -62,6 +62,7 @@ LEFT_TO_REST = {
     "tests/integration/test_drain_sizes.py",
     "tests/integration/test_executors.py",
     "tests/integration/test_extensions.py",
+    "tests/integration/test_failover_slots.py",
     "tests/integration/test_half_fleets.py",
     "tests/integration/test_held_archives.py",
     "tests/integration/test_hooks.py",

@@ -103,6 +103,21 @@ with SparkOnDemand(fleet, "check") as spark:
         found.append([pid, [word for word in words if word.startswith(("-XX:TieredStop", "-Dx"))]])
 print(json.dumps(found))
 """
+# Starts executors on this machine as those of a cluster are started: with what the platform says of them, and without
+# options that only this machine needs. Prints their options.
+PLATFORM = """
+import json, os, sys
+from cutline.spark import settings, start
+
+os.environ["SPARK_CONF_DIR"] = sys.argv[1]
+start.drop_foreign_variables = lambda master: None
+places = settings._places_on_this_machine
+settings._places_on_this_machine = lambda temporary: {
+    name: value for name, value in places(temporary).items() if name != settings.EXECUTOR_OPTIONS
+}
+with start.start_spark_at("local-cluster[1,1,1024]", {}, "test", is_brief=True) as begun:
+    print(json.dumps(begun.session().sparkContext.getConf().get(settings.EXECUTOR_OPTIONS).split()))
+"""
 FLEET = """
 name = "few"
 store = "file:///nowhere"
@@ -215,3 +230,8 @@ def test_executors_of_plain_jobs_have_no_optimising_compiler(tmp_path: Path) -> 
     assert brief[0] != other[0]
     assert brief[1] == ["-XX:TieredStopAtLevel=1", "-Dx=1"]
     assert other[1] == ["-Dx=1"]
+
+
+def test_what_the_platform_says_of_executors_stays(tmp_path: Path) -> None:
+    (tmp_path / "spark-defaults.conf").write_text("spark.executor.extraJavaOptions -Dx=platform\n")
+    assert run(PLATFORM, str(tmp_path))[-2:] == ["-XX:TieredStopAtLevel=1", "-Dx=platform"]

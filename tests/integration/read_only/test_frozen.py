@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -149,13 +150,20 @@ def test_sessions_that_begin_at_any_moment_are_read_only_or_ended(node: Node) ->
                 session.close()
 
 
-def test_a_session_that_may_not_be_ended_is_named(node: Node) -> None:
+@contextmanager
+def beside_admin(node: Node) -> Iterator[tuple[psycopg.Connection[Any], psycopg.Connection[Any]]]:
+    """Yield the only two sessions: of a role that may end all but superusers' sessions, and of a superuser."""
     with (
         role(node, "owner", "GRANT pg_signal_backend, pg_monitor TO owner") as dsn,
         psycopg.connect(dsn, autocommit=True) as connection,
         psycopg.connect(node.dsn, application_name="admin") as admin,
     ):
         await_closed(node, connection, admin)
+        yield connection, admin
+
+
+def test_a_session_that_may_not_be_ended_is_named(node: Node) -> None:
+    with beside_admin(node) as (connection, admin):
         ended, left = end_sessions(node, connection, None, 1, Silent())
         assert [(one.pid, one.application, one.is_superuser) for one in left] == [
             (admin.info.backend_pid, "admin", True)
@@ -164,12 +172,7 @@ def test_a_session_that_may_not_be_ended_is_named(node: Node) -> None:
 
 
 def test_a_session_that_may_not_be_ended_may_end_by_itself(node: Node) -> None:
-    with (
-        role(node, "owner", "GRANT pg_signal_backend, pg_monitor TO owner") as dsn,
-        psycopg.connect(dsn, autocommit=True) as connection,
-        psycopg.connect(node.dsn, application_name="admin") as admin,
-    ):
-        await_closed(node, connection, admin)
+    with beside_admin(node) as (connection, admin):
         threading.Timer(0.3, admin.close).start()
         assert end_sessions(node, connection, None, 1, Silent()) == (1, [])
 

@@ -25,7 +25,7 @@ from cutline.embedded.folder import DATABASE
 from cutline.embedded.server import PORT, SUPERUSER
 from cutline.nodes.programs import run_tool
 
-CREATES, INCREMENTS, CHECKS, RESTORES, SMALL_RUNS = 3, 2, 3, 5, 3
+CREATES, INCREMENTS, CHECKS, RESTORES, SMALL_RUNS = 5, 2, 3, 5, 3
 SMALL_SHARDS, SMALL_ROWS = 2, 35_000
 STANZA = "bench"
 SECONDS_MAX = 3600.0

@@ -55,8 +55,9 @@ from cutline.snapshots.operations.second_stores import states_of
 from cutline.snapshots.operations.under_way import ActivityState, UnderWay, read_under_way
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.documents import NAME
 from cutline.snapshots.records.operation_records import DONE, Intent, RestoreFigures
-from cutline.snapshots.records.proven_chains import ASKING_THREADS_MAX, NAME, cut_time, is_committed
+from cutline.snapshots.records.proven_chains import ASKING_THREADS_MAX, cut_time, is_committed
 from cutline.snapshots.records.store_identity import StoreIdentity, read_identity
 from cutline.snapshots.records.tombstones import tombstone_key
 from cutline.storage.clock import utc_now

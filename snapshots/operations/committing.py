@@ -28,8 +28,8 @@ from cutline.snapshots.records.proven_chains import (
     chain_pruned_error,
     commit_key,
     find_place,
-    has_digest,
     increment_label,
+    is_stored,
     operation_of,
     read_turn,
 )
@@ -156,7 +156,7 @@ def check_predecessor(store: ObjectStore, commit: Commit) -> None:
     # This operation has proven what it read under this digest, so the same bytes need not be parsed again: a full
     # snapshot of thousands of tables has megabytes. A commit may have another key, after voids.
     key = commit_key(commit.snapshot, commit.increment - 1)
-    if not has_digest(store, key, commit.previous.digest):
+    if not is_stored(store, key, commit.previous.digest):
         before = find_place(store, commit.snapshot, commit.increment - 1, commit.previous.digest).commit
         if before is None or Previous(before.operation, before.digest) != commit.previous:
             raise _replaced_error(commit, key)

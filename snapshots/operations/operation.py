@@ -40,6 +40,7 @@ from cutline.snapshots.operations.majority import claim_majority
 from cutline.snapshots.operations.old_primaries import check_timelines
 from cutline.snapshots.operations.open_operations import is_open, read_open_intents
 from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.documents import content_of
 from cutline.snapshots.records.operation_records import (
     DONE,
     FAILED,
@@ -61,6 +62,7 @@ from cutline.snapshots.records.unfinished_records import (
     resumption_name,
 )
 from cutline.storage.clock import utc_now
+from cutline.storage.digest import digest
 from cutline.storage.errors import (
     ChainEnd,
     IndeterminateError,
@@ -82,7 +84,10 @@ CANCELLED, BUG, INTERRUPTED = 8, 70, 130
 
 
 class OutcomeDetails(Struct, frozen=True):
-    """The details of an outcome besides the operation's end; see Outcome. `times`, if given, replace `phases`."""
+    """The details of an outcome besides the operation's end; see Outcome. `times`, if given, replace `phases`.
+
+    `commit` is the digest of the commit that the operation has stored, if it is that of a full snapshot.
+    """
 
     code: int | UnsetType = UNSET
     volumes: Mapping[str, int] | UnsetType = UNSET
@@ -90,6 +95,7 @@ class OutcomeDetails(Struct, frozen=True):
     figures: RestoreFigures | UnsetType = UNSET
     phases: Mapping[str, float] | UnsetType = UNSET
     times: StepTimes | None = None
+    commit: str | UnsetType = UNSET
 
 
 class Operation(Struct):
@@ -334,7 +340,11 @@ def commit_operation(store: ObjectStore, operation: Operation, commit: Commit) -
     operation.details = replace(operation.details, volumes=dict(commit.counts), causes=commit.cut.causes)
     operation.is_committing = True
     stored = put_commit(store, commit, operation.intent.turn)
-    operation.details = replace(operation.details, volumes=dict(stored.counts), causes=stored.cut.causes)
+    # Only the commit of a full snapshot is read again by every increment, and can be large.
+    of_full = UNSET if stored.increment else digest(content_of(stored))
+    operation.details = replace(
+        operation.details, volumes=dict(stored.counts), causes=stored.cut.causes, commit=of_full
+    )
     return stored
 
 
@@ -367,6 +377,7 @@ def record_outcome(
         volumes=dict(details.volumes) if isinstance(details.volumes, Mapping) else UNSET,
         causes=details.causes or UNSET,
         phases=dict(phases) if isinstance(phases, Mapping) else UNSET,
+        commit=details.commit,
         by=UNSET if keeps_intent else intent.by,
         began_at=intent.began_at,
     )

@@ -15,6 +15,7 @@ An object in a snapshot whose key matches no pattern in KEYS is not Cutline's: i
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -112,6 +113,8 @@ def parse_key(snapshot: str, key: str) -> ParsedKey | None:
     return None
 
 
+# The name of a snapshot.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 FORMAT = re.compile(rb'"schema": ?"(cutline/[a-z-]+/([0-9]{1,9}))"')
 SEAL = re.compile(rb',"digest":"([0-9a-f]{64})"}\Z')
 SEAL_BYTES = len(',"digest":""}') + 64
@@ -235,10 +238,7 @@ def read_body(store: ObjectStore, key: str) -> bytes:
 def unseal(key: str, body: bytes) -> tuple[bytes, str]:
     """Return a document's content and its digest; raise ManifestError unless every byte is as it was sealed."""
     if body.startswith(ZSTD_MAGIC):
-        try:
-            body = decompress(body, DOCUMENT_BYTES_MAX if key.startswith(SNAPSHOTS) else RECORD_BYTES_MAX)
-        except ValueError as error:
-            raise _damaged_error(key, f"is damaged: {error}") from error
+        body = b"".join(_decompressed(key, body))
     seal = SEAL.search(body, max(len(body) - SEAL_BYTES, 0))
     if seal is not None:
         # Compare the bytes: encoding thousands of tables again would take too long.
@@ -249,6 +249,28 @@ def unseal(key: str, body: bytes) -> tuple[bytes, str]:
     is_newer = match is not None and int(match[2]) > FORMAT_MAX
     hint = f"{NEWER_HINT}: its format is {match[1].decode()}" if match and is_newer else ""
     raise _damaged_error(key, "is damaged: its contents have changed since it was written", hint)
+
+
+def has_digest(key: str, body: bytes, named: str) -> bool:
+    """Whether a document has this digest, and every byte is as it was sealed. Its content is not held in memory.
+
+    Raises ManifestError if it can't be decompressed.
+    """
+    hashed, end = hashlib.sha256(), b""
+    for piece in _decompressed(key, body) if body.startswith(ZSTD_MAGIC) else [body]:
+        held = end + piece
+        hashed.update(memoryview(held)[:-SEAL_BYTES])
+        end = held[-SEAL_BYTES:]
+    hashed.update(b"}")
+    return end == f',"digest":"{named}"}}'.encode() and hashed.hexdigest() == named
+
+
+def _decompressed(key: str, body: bytes) -> Iterator[bytes]:
+    """Yield the pieces of a compressed document; raise ManifestError if it is damaged or too large."""
+    try:
+        yield from decompressed(body, DOCUMENT_BYTES_MAX if key.startswith(SNAPSHOTS) else RECORD_BYTES_MAX)
+    except ValueError as error:
+        raise _damaged_error(key, f"is damaged: {error}") from error
 
 
 def _damaged_error(key: str, problem: str, hint: str = "") -> ManifestError:
@@ -346,23 +368,29 @@ NO_MEMORY = "not enough memory"
 
 
 def decompress(body: bytes, bytes_max: int) -> bytes:
-    """Decompress all frames; raise ValueError if the content is larger than `bytes_max` or can't be decompressed.
+    """Decompress all frames; raises the errors of `decompressed`.
 
-    The memory needed depends on the actual content, not on the limit or on the size that a frame declares. Raises
-    MemoryError if memory is short, which does not mean that the object is damaged. If the last frame is truncated, the
-    returned content is truncated too.
+    The memory needed depends on the actual content, not on the limit or on the size that a frame declares.
     """
-    pieces, size = list[bytes](), 0
+    return b"".join(decompressed(body, bytes_max))
+
+
+def decompressed(body: bytes, bytes_max: int) -> Iterator[bytes]:
+    """Yield the content of all frames in pieces; raise ValueError if it is larger than `bytes_max` or damaged.
+
+    Raises MemoryError if memory is short, which does not mean that the object is damaged. If the last frame is
+    truncated, the content is truncated too.
+    """
+    size = 0
     decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX)
     try:
         with decompressor.stream_reader(body, read_across_frames=True) as reader:
             while piece := reader.read(PIECE_BYTES):
-                pieces.append(piece)
                 size += len(piece)
                 if size > bytes_max:
                     raise ValueError(f"it is larger than {bytes_max >> 20} MiB")
+                yield piece
     except zstandard.ZstdError as error:
         if NO_MEMORY in str(error):
             raise MemoryError(str(error)) from error
         raise ValueError(str(error)) from error
-    return b"".join(pieces)

@@ -16,8 +16,7 @@ from msgspec import UNSET, Meta, UnsetType, field
 
 from cutline.fleet.own_process import read_label
 from cutline.fleet.record import Count, Record, Seconds, Time
-from cutline.snapshots.records.documents import check_about, checking, read_sealed, seal
-from cutline.snapshots.records.proven_chains import NAME
+from cutline.snapshots.records.documents import NAME, check_about, checking, read_sealed, seal
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.storage.storing import create_or_find
 
@@ -297,8 +296,9 @@ class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT)
     `code` is the exit code of the command, `volumes` measures its work (bytes, objects, rows, …), and `causes` are the
     reasons for its retries. `phases` holds the duration of each step by name, in order. A restore that estimates rely
     on has `figures` instead; a resumed restore has neither. `checked` lists a check's findings, and `copied` what a
-    copy has left in its second stores. `began_at` is as in the intent. Operations without an intent record `by` here.
-    `snapshot` is "" for all snapshots.
+    copy has left in its second stores. `commit` is the digest of the commit of a full snapshot, which its create has
+    proven. `began_at` is as in the intent. Operations without an intent record `by` here. `snapshot` is "" for all
+    snapshots.
     """
 
     operation: str
@@ -318,6 +318,7 @@ class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT)
     copied: tuple[CopiedPoint, ...] | UnsetType = UNSET
     phases: dict[str, Seconds] | UnsetType = UNSET
     watch: WatchState | UnsetType = UNSET
+    commit: str | UnsetType = UNSET
 
 
 class NodeSign(Record, frozen=True, kw_only=True):

@@ -16,7 +16,8 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TypeAlias
 
-from msgspec import Struct, structs
+from msgspec import DecodeError, Struct, structs
+from msgspec.json import decode
 from msgspec.structs import replace
 
 from cutline.fleet.messages import NEW_CHAIN, NODES_NAMED_MAX, list_some
@@ -34,15 +35,18 @@ from cutline.snapshots.records.commit import (
 from cutline.snapshots.records.commit_rules import check_commit, check_fits, definition_counts
 from cutline.snapshots.records.documents import (
     COMPRESSED_FROM,
+    NAME,
     ManifestError,
     check_about,
     checking,
+    has_digest,
     parse_document,
     read_body,
     unseal,
 )
 from cutline.snapshots.records.end_marks import has_end
 from cutline.snapshots.records.merge_records import first_increment
+from cutline.snapshots.records.operation_records import read_outcome
 from cutline.snapshots.records.repaired_chain import with_repairs
 from cutline.snapshots.records.tombstones import (
     ANOTHER_NAME,
@@ -53,9 +57,9 @@ from cutline.snapshots.records.tombstones import (
     is_only_full,
 )
 from cutline.storage.errors import ChainEnd, RefusedError, SnapshotError, UsageError
+from cutline.storage.ids import OPERATION_ID
 from cutline.storage.store import ObjectMissingError, ObjectStore
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 INCREMENT_FILE = re.compile(r"(\d{16})(\.\d+)?\.json")
 # No void is larger, but even the commit of a single node without tables is.
 VOID_BYTES_MAX = 500
@@ -64,8 +68,9 @@ ASKING_THREADS_MAX = 8
 REPEATED = ("sequences", "left_out", "databases")
 
 
-# The digest by which a later commit names a commit ("": none does), or a function that finds it (read_turn).
-Named: TypeAlias = str | Callable[[], str]
+# The digest by which an operation that has proven a commit names it ("": none does), or a function that finds it in the
+# store, given the commit's content (read_turn).
+Named: TypeAlias = str | Callable[[bytes], str]
 # The proof of a smaller commit takes less time than the requests that could save it: about 300 tables.
 LARGE_BYTES = COMPRESSED_FROM
 
@@ -134,13 +139,13 @@ def find_place(store: ObjectStore, name: str, increment: int, named: Named = "")
 def read_turn(store: ObjectStore, key: str, named: Named = "") -> Commit | Void:
     """Read a commit, or the void in its place; raise ObjectMissingError or ManifestError.
 
-    `named` is the digest by which a later commit names the commit, if such a commit was read. The operation that wrote
-    the later commit has proven these bytes, so their canonical form and rules need no second proof; their digest does.
-    A function that returns the digest is called only if the commit is so large that the proof takes time.
+    `named` is the digest by which a later commit names the commit, or the record of the operation that wrote it. The
+    operation that named it has proven these bytes, so their canonical form and rules need no second proof; their digest
+    does. A function that returns the digest is called only if the commit is so large that the proof takes time.
     """
     content, digest = unseal(key, read_body(store, key))
     if callable(named):
-        named = named() if len(content) >= LARGE_BYTES else ""
+        named = named(content) if len(content) >= LARGE_BYTES else ""
     is_proven = digest == named
     found: Commit | Void = parse_document(key, content, FullInParts | Increment | Void, is_proven=is_proven)
     if isinstance(found, Void):
@@ -151,10 +156,10 @@ def read_turn(store: ObjectStore, key: str, named: Named = "") -> Commit | Void:
     return structs.replace(found, digest=digest)
 
 
-def has_digest(store: ObjectStore, key: str, named: str) -> bool:
+def is_stored(store: ObjectStore, key: str, named: str) -> bool:
     """Whether the store has a document at `key` with this digest; its content is not parsed."""
     try:
-        return unseal(key, read_body(store, key))[1] == named
+        return has_digest(key, read_body(store, key), named)
     except (ObjectMissingError, ManifestError):
         return False
 
@@ -535,20 +540,36 @@ def read_lost_since(store: ObjectStore, chain: Chain) -> tuple[RenewalGap, ...]:
 def read_continued_full(store: ObjectStore, name: str) -> FullSnapshot:
     """Read the commit of the full snapshot of a chain that is to be continued, without repairs.
 
-    If it is large, and the newest increment names it by its digest, its rules and canonical form are not proven again
-    (read_turn): with thousands of tables, that takes longer than all other checks. Raises the errors of read_full and
-    check_not_deleted.
+    If it is large, and the newest increment or the outcome of its own create names it by its digest, its rules and
+    canonical form are not proven again (read_turn): with thousands of tables, that takes longer than all other checks.
+    Raises the errors of read_full and check_not_deleted.
     """
 
-    def named_by_newest() -> str:
+    def find_named(content: bytes) -> str:
         newest = None
         # read_continued reports damage to the newest increment.
         with suppress(ManifestError):
             newest = _find_newest(store, name)
-        return newest.history.full if newest and newest.history else ""
+        return newest.history.full if newest and newest.history else _named_by_create(store, content)
 
     check_not_deleted(store, check_name(name), ANOTHER_NAME)
-    return read_full(store, name, named_by_newest)
+    return read_full(store, name, find_named)
+
+
+class _Written(Struct):
+    """The field of a commit's content that names the operation that wrote it."""
+
+    operation: str
+
+
+def _named_by_create(store: ObjectStore, content: bytes) -> str:
+    """Return the digest of the commit that the operation that wrote this content has stored; "" if it is unknown."""
+    with suppress(DecodeError, ManifestError):
+        operation = decode(content, type=_Written).operation
+        outcome = read_outcome(store, operation) if OPERATION_ID.fullmatch(operation) else None
+        if outcome is not None and isinstance(outcome.commit, str):
+            return outcome.commit
+    return ""
 
 
 @contextmanager

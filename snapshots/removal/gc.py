@@ -27,9 +27,8 @@ from cutline.snapshots.operations.leases import open_leases
 from cutline.snapshots.operations.open_operations import RESTORE, OpenOperation, read_open_operations
 from cutline.snapshots.operations.operation import exclusive, record_outcome
 from cutline.snapshots.operations.settling import settle_in_store, settle_operations
-from cutline.snapshots.records.documents import Kind, parse_key
+from cutline.snapshots.records.documents import NAME, Kind, parse_key
 from cutline.snapshots.records.operation_records import CREATE, IN_STORE
-from cutline.snapshots.records.proven_chains import NAME
 from cutline.snapshots.records.store_identity import FLEET_KEY, is_copy, read_identity
 from cutline.snapshots.removal.garbage_rules import GarbageReason, GarbageRules, GarbageVerdict
 from cutline.snapshots.removal.old_records import RecordJudge, judge_probe

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 import tracemalloc
@@ -9,7 +10,7 @@ import tracemalloc
 import pytest
 import zstandard
 
-from cutline.snapshots.records.documents import PIECE_BYTES, decompress
+from cutline.snapshots.records.documents import PIECE_BYTES, ManifestError, decompress, has_digest
 
 # Its frame takes 16 kB.
 LARGE = 256 << 20
@@ -58,6 +59,43 @@ def test_memory_is_taken_for_what_there_is_and_not_for_the_limit() -> None:
         tracemalloc.reset_peak()
         with pytest.raises(ValueError, match="it is larger than 4 MiB"):
             decompress(bomb, 4 << 20)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def sealed(size: int) -> tuple[bytes, str]:
+    """A document of `size` bytes, and its digest."""
+    text = b'{"schema":"cutline/odd/1","text":"'
+    text += b"x" * (size - len(text) - len('","digest":""}') - 64) + b'"'
+    found = hashlib.sha256(text + b"}").hexdigest()
+    body = text + f',"digest":"{found}"}}'.encode()
+    assert len(body) == size
+    return body, found
+
+
+@pytest.mark.parametrize("size", [200, PIECE_BYTES, *(PIECE_BYTES + more for more in (1, 40, 76, 77, 78)), 3 << 20])
+def test_a_document_has_its_digest_wherever_its_pieces_end(size: int) -> None:
+    body, found = sealed(size)
+    for stored in (body, zstandard.compress(body)):
+        assert has_digest("snapshots/key", stored, found)
+        assert not has_digest("snapshots/key", stored, found[::-1])
+    places = [0, size // 2, size - 78, size - 70, size - 1]
+    for changed in (body[:-1], body + b" ", *(body[:at] + b"?" + body[at + 1 :] for at in places)):
+        for stored in (changed, zstandard.compress(changed)):
+            assert not has_digest("snapshots/key", stored, found)
+    assert not has_digest("snapshots/key", body[:70], found)
+    with pytest.raises(ManifestError, match="object snapshots/key is damaged"):
+        has_digest("snapshots/key", zstandard.compress(body) + b"more", found)
+
+
+def test_the_content_is_not_held_to_compare_its_digest() -> None:
+    body, found = sealed(64 << 20)
+    stored = zstandard.compress(body)
+    del body
+    tracemalloc.start()
+    try:
+        assert has_digest("snapshots/key", stored, found)
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()

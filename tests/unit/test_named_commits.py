@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from hashlib import sha256
 
 import pytest
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from cutline.nodes.groups import Column, Group
 from cutline.snapshots.operations.committing import put_commit
+from cutline.snapshots.operations.operation import Operation, commit_operation, new_operation, record_operation
 from cutline.snapshots.records import proven_chains
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit, DefinitionChanges, FullSnapshot, Increment, Previous
 from cutline.snapshots.records.documents import ManifestError, content_of, seal, unseal
+from cutline.snapshots.records.operation_records import operation_key, read_outcome
 from cutline.snapshots.records.proven_chains import (
     commit_key,
     naming_contradictions,
@@ -124,6 +127,73 @@ def test_without_an_increment_the_full_snapshot_is_proven(proven: list[int]) -> 
     put_full(store, broken(full_of(store)))
     with pytest.raises(ManifestError, match="twice"):
         read_continued_full(store, NAME)
+
+
+def created() -> InMemoryStore:
+    """A full snapshot as its create leaves it, without an increment."""
+    store = memory()
+    create(store, commit(0))
+    return store
+
+
+def create(store: InMemoryStore, made: Commit) -> str:
+    """Store the commit as a command does, and return the id of its operation."""
+    operation = Operation(new_operation("create", NAME, made.increment, ("a",)))
+    with record_operation(store, operation):
+        commit_operation(store, operation, counted(structs.replace(made, operation=operation.id)))
+    return operation.id
+
+
+def test_a_full_snapshot_that_its_own_create_has_proven_is_not_proven_for_the_first_increment(
+    proven: list[int],
+) -> None:
+    store = created()
+    wanted = full_of(store)
+    proven.clear()
+    assert read_continued_full(store, NAME) == wanted
+    assert read_continued(store, NAME).last == wanted
+    assert proven == []
+
+
+def test_a_full_snapshot_other_than_its_create_has_recorded_is_proven_and_refused(proven: list[int]) -> None:
+    store = created()
+    full = full_of(store)
+    put_full(store, structs.replace(full, comment="another, and valid"))
+    proven.clear()
+    assert read_continued_full(store, NAME).comment == "another, and valid"
+    assert 0 in proven
+    put_full(store, broken(full))
+    with pytest.raises(ManifestError, match="twice"):
+        read_continued_full(store, NAME)
+
+
+@pytest.mark.parametrize("body", [b"", b"x" * 1000, None])
+def test_without_a_readable_outcome_the_full_snapshot_is_proven(body: bytes | None, proven: list[int]) -> None:
+    """As of a create whose outcome another command has stored, or in a copy of the store."""
+    store = created()
+    key = operation_key(full_of(store).operation, "outcome")
+    store.delete(key)
+    if body is not None:
+        store.create(key, body)
+    wanted = full_of(store)
+    proven.clear()
+    assert read_continued_full(store, NAME) == wanted
+    assert 0 in proven
+
+
+def test_only_the_outcome_of_a_full_snapshot_names_its_commit() -> None:
+    store = memory()
+    full = read_outcome(store, create(store, commit(0)))
+    text, separator, _ = store.read_range(FULL, 0, 1 << 20).rpartition(b',"digest":')
+    assert full
+    assert separator
+    assert full.commit == sha256(text + b"}").hexdigest()
+    chain = read_chain(store, NAME)
+    previous = Previous(chain.last.operation, chain.last.digest)
+    made = structs.replace(commit(1, chain.full.chain), previous=previous, history=chain.next_history)
+    increment = read_outcome(store, create(store, made))
+    assert increment
+    assert increment.commit is UNSET
 
 
 def test_a_full_snapshot_that_the_newest_increment_does_not_name_is_proven_and_refused() -> None:

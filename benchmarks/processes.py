@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -32,6 +34,17 @@ class Ran:
     peak_bytes: Mapping[str, int]
     output: str
     messages: str
+
+    @property
+    def steps(self) -> dict[str, float]:
+        """The seconds of each step that a command with --json has reported on stderr."""
+        steps: dict[str, float] = {}
+        for line in self.messages.splitlines():
+            with suppress(json.JSONDecodeError):
+                report = json.loads(line)
+                if report.get("state") == "done" and report.get("node") is None:
+                    steps[report["step"]] = round(steps.get(report["step"], 0) + report["seconds"], 2)
+        return steps
 
 
 def run_measured(

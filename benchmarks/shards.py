@@ -80,7 +80,7 @@ class Bench:
             "descriptors": peaks.descriptors,
             "stored": {name: after[name] - before.get(name, 0) for name in after},
             "stderr lines": len(ran.messages.splitlines()),
-            "steps": step_seconds(ran.messages),
+            "steps": ran.steps,
         }
         if cut := document.get("cut"):
             row["cut seconds"] = round(cut["seconds"], 3)
@@ -91,17 +91,6 @@ class Bench:
             return self.s3.counts()
         sizes = [path.stat().st_size for path in (self.folder / "store").rglob("*") if path.is_file()]
         return {"objects": len(sizes), "bytes": sum(sizes)}
-
-
-def step_seconds(messages: str) -> dict[str, float]:
-    """Return the seconds of each step that the command reported as JSON lines on stderr."""
-    steps: dict[str, float] = {}
-    for line in messages.splitlines():
-        with suppress(json.JSONDecodeError):
-            report = json.loads(line)
-            if report.get("state") == "done" and report.get("node") is None:
-                steps[report["step"]] = round(steps.get(report["step"], 0) + report["seconds"], 2)
-    return steps
 
 
 def measure_commands(bench: Bench) -> Iterator[dict[str, object]]:

@@ -271,6 +271,12 @@ def run_command(
     results: Results, task: str, fleet_toml: Path, cache: Path, words: Sequence[str]
 ) -> dict[str, object] | None:
     """Run `snapshot` in a process of its own as one run of `task`; return its document, None if it failed."""
+    ran = measure_command(results, task, fleet_toml, cache, words)
+    return None if ran is None else json.loads(ran.output)
+
+
+def measure_command(results: Results, task: str, fleet_toml: Path, cache: Path, words: Sequence[str]) -> Ran | None:
+    """Run `snapshot` in a process of its own as one run of `task`, and return what it took; None if it failed."""
     command = [sys.executable, "-c", COMMAND, "--fleet", str(fleet_toml), "--json", *words]
     environment = {
         "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(Path(__file__).resolve().parents[1]),
@@ -278,12 +284,10 @@ def run_command(
         "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(cache / "bytecode"),
     }  # fmt: skip
     ran = results.attempt(task, lambda: run_measured(command, fleet_toml.parent, environment))
-    if ran is None:
-        return None
-    results.add(task, ran.seconds)
-    results.note_processes(task, ran.cpu_seconds, ran.peak_bytes)
-    document: dict[str, object] = json.loads(ran.output)
-    return document
+    if ran is not None:
+        results.add(task, ran.seconds)
+        results.note_processes(task, ran.cpu_seconds, ran.peak_bytes)
+    return ran
 
 
 def size_of(folder: Path) -> int:

@@ -86,7 +86,7 @@ CANCELLED, BUG, INTERRUPTED = 8, 70, 130
 class OutcomeDetails(Struct, frozen=True):
     """The details of an outcome besides the operation's end; see Outcome. `times`, if given, replace `phases`.
 
-    `commit` is the digest of the commit that the operation has stored, if it is that of a full snapshot.
+    `commit_digest` is the digest of the commit that the operation has stored, if it is that of a full snapshot.
     """
 
     code: int | UnsetType = UNSET
@@ -95,7 +95,7 @@ class OutcomeDetails(Struct, frozen=True):
     figures: RestoreFigures | UnsetType = UNSET
     phases: Mapping[str, float] | UnsetType = UNSET
     times: StepTimes | None = None
-    commit: str | UnsetType = UNSET
+    commit_digest: str | UnsetType = UNSET
 
 
 class Operation(Struct):
@@ -341,9 +341,9 @@ def commit_operation(store: ObjectStore, operation: Operation, commit: Commit) -
     operation.is_committing = True
     stored = put_commit(store, commit, operation.intent.turn)
     # Only the commit of a full snapshot is read again by every increment, and can be large.
-    of_full = UNSET if stored.increment else digest(content_of(stored))
+    commit_digest = UNSET if stored.increment else digest(content_of(stored))
     operation.details = replace(
-        operation.details, volumes=dict(stored.counts), causes=stored.cut.causes, commit=of_full
+        operation.details, volumes=dict(stored.counts), causes=stored.cut.causes, commit_digest=commit_digest
     )
     return stored
 
@@ -377,7 +377,7 @@ def record_outcome(
         volumes=dict(details.volumes) if isinstance(details.volumes, Mapping) else UNSET,
         causes=details.causes or UNSET,
         phases=dict(phases) if isinstance(phases, Mapping) else UNSET,
-        commit=details.commit,
+        commit_digest=details.commit_digest,
         by=UNSET if keeps_intent else intent.by,
         began_at=intent.began_at,
     )

@@ -284,8 +284,9 @@ def _damaged_error(key: str, problem: str, hint: str = "") -> ManifestError:
 def parse_document(key: str, content: bytes, kind: Any, *, is_proven: bool = False) -> Any:
     """Parse the document in `content`; raise ManifestError unless its kind is `kind`.
 
-    `is_proven`: another document names exactly these bytes by their digest, and the operation that wrote it has parsed
-    them. The values are still checked against their types, but not again that the document has the canonical form.
+    `is_proven`: another document names exactly these bytes by their digest, and the operation that wrote that document
+    has proven them, or written them itself. The values are still checked against their types, but not again that the
+    document has the canonical form.
     """
     with checking(key):
         if not is_proven:

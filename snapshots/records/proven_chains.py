@@ -16,12 +16,11 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TypeAlias
 
-from msgspec import DecodeError, Struct, structs
-from msgspec.json import decode
+from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from cutline.fleet.messages import NEW_CHAIN, NODES_NAMED_MAX, list_some
-from cutline.fleet.record import Time
+from cutline.fleet.record import Time, from_json
 from cutline.snapshots.records.chain import Chain, RenewalGap, gaps_of, summary_of
 from cutline.snapshots.records.commit import (
     ChainHistory,
@@ -68,8 +67,8 @@ ASKING_THREADS_MAX = 8
 REPEATED = ("sequences", "left_out", "databases")
 
 
-# The digest by which an operation that has proven a commit names it ("": none does), or a function that finds it in the
-# store, given the commit's content (read_turn).
+# The digest by which an operation that has proven a commit names it ("": none does), or a function that finds it in
+# the store, given the commit's content (read_turn).
 Named: TypeAlias = str | Callable[[bytes], str]
 # The proof of a smaller commit takes less time than the requests that could save it: about 300 tables.
 LARGE_BYTES = COMPRESSED_FROM
@@ -139,9 +138,10 @@ def find_place(store: ObjectStore, name: str, increment: int, named: Named = "")
 def read_turn(store: ObjectStore, key: str, named: Named = "") -> Commit | Void:
     """Read a commit, or the void in its place; raise ObjectMissingError or ManifestError.
 
-    `named` is the digest by which a later commit names the commit, or the record of the operation that wrote it. The
-    operation that named it has proven these bytes, so their canonical form and rules need no second proof; their digest
-    does. A function that returns the digest is called only if the commit is so large that the proof takes time.
+    `named` is the digest by which a later commit, or the outcome of the create that wrote the commit, names it. The
+    operation that named it has proven these bytes or written them itself, so their canonical form and rules need no
+    second proof; their digest does. A function that returns the digest is called only if the commit is so large that
+    the proof takes time.
     """
     content, digest = unseal(key, read_body(store, key))
     if callable(named):
@@ -550,25 +550,29 @@ def read_continued_full(store: ObjectStore, name: str) -> FullSnapshot:
         # read_continued reports damage to the newest increment.
         with suppress(ManifestError):
             newest = _find_newest(store, name)
-        return newest.history.full if newest and newest.history else _named_by_create(store, content)
+        if newest and newest.history:
+            return newest.history.full
+        return _named_by_create(store, commit_key(name, 0), content)
 
     check_not_deleted(store, check_name(name), ANOTHER_NAME)
     return read_full(store, name, find_named)
 
 
-class _Written(Struct):
-    """The field of a commit's content that names the operation that wrote it."""
+class _Writer(Struct):
+    """The field of a commit that names the operation that wrote it."""
 
     operation: str
 
 
-def _named_by_create(store: ObjectStore, content: bytes) -> str:
-    """Return the digest of the commit that the operation that wrote this content has stored; "" if it is unknown."""
-    with suppress(DecodeError, ManifestError):
-        operation = decode(content, type=_Written).operation
+def _named_by_create(store: ObjectStore, key: str, content: bytes) -> str:
+    """Return the digest in the outcome of the create that wrote this commit; "" if there is none."""
+    # Without a digest, the commit is proven, which reports damage to the content.
+    with suppress(ManifestError):
+        with checking(key):
+            operation = from_json(content, _Writer).operation
         outcome = read_outcome(store, operation) if OPERATION_ID.fullmatch(operation) else None
-        if outcome is not None and isinstance(outcome.commit, str):
-            return outcome.commit
+        if outcome is not None and isinstance(outcome.commit_digest, str):
+            return outcome.commit_digest
     return ""
 
 
@@ -576,8 +580,8 @@ def _named_by_create(store: ObjectStore, content: bytes) -> str:
 def naming_contradictions(store: ObjectStore, name: str) -> Iterator[None]:
     """Raise ManifestError if the block fails over a commit that contradicts itself or others.
 
-    `read_continued` doesn't prove the commits that the newest increment names. Whoever can write to the store can
-    exchange all of them, and their digests.
+    `read_continued` doesn't prove the commits that the newest increment names, nor a full snapshot that the outcome of
+    its create names. Whoever can write to the store can exchange all of them, and their digests.
     """
     try:
         yield

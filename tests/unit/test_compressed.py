@@ -84,7 +84,13 @@ def test_a_document_has_its_digest_wherever_its_pieces_end(size: int) -> None:
     for changed in (body[:-1], body + b" ", *(body[:at] + b"?" + body[at + 1 :] for at in places)):
         for stored in (changed, zstandard.compress(changed)):
             assert not has_digest("snapshots/key", stored, found)
-    assert not has_digest("snapshots/key", body[:70], found)
+    assert not has_digest("snapshots/key", zstandard.compress(body)[:-5], found)
+    halves = zstandard.compress(body[: size - 40]) + zstandard.compress(body[size - 40 :])
+    assert has_digest("snapshots/key", halves, found)
+    for short in (b"", body[-78:], body[-77:], body[:70]):
+        for stored in (short, zstandard.compress(short)):
+            assert not has_digest("snapshots/key", stored, found)
+    assert not has_digest("snapshots/key", body, "")
     with pytest.raises(ManifestError, match="object snapshots/key is damaged"):
         has_digest("snapshots/key", zstandard.compress(body) + b"more", found)
 

@@ -1,4 +1,4 @@
-"""A chain is continued without proving the commits that its newest increment names, but only after exactly those."""
+"""A chain is continued without proving commits that its newest increment, or a create, names; only after just those."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ from msgspec import UNSET, structs
 
 from cutline.nodes.groups import Column, Group
 from cutline.snapshots.operations.committing import put_commit
-from cutline.snapshots.operations.operation import Operation, commit_operation, new_operation, record_operation
+from cutline.snapshots.operations.operation import (
+    Operation,
+    commit_operation,
+    new_operation,
+    record_operation,
+    record_outcome,
+)
 from cutline.snapshots.records import proven_chains
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit, DefinitionChanges, FullSnapshot, Increment, Previous
 from cutline.snapshots.records.documents import ManifestError, content_of, seal, unseal
-from cutline.snapshots.records.operation_records import operation_key, read_outcome
+from cutline.snapshots.records.operation_records import operation_key, read_intent, read_outcome
 from cutline.snapshots.records.proven_chains import (
     commit_key,
     naming_contradictions,
@@ -119,7 +125,7 @@ def test_a_small_full_snapshot_is_proven_without_further_requests(
     assert proven == [0]
 
 
-def test_without_an_increment_the_full_snapshot_is_proven(proven: list[int]) -> None:
+def test_without_an_increment_or_an_outcome_the_full_snapshot_is_proven(proven: list[int]) -> None:
     store = store_chain(0)
     proven.clear()
     assert read_continued_full(store, NAME) == full_of(store)
@@ -167,13 +173,18 @@ def test_a_full_snapshot_other_than_its_create_has_recorded_is_proven_and_refuse
         read_continued_full(store, NAME)
 
 
-@pytest.mark.parametrize("body", [b"", b"x" * 1000, None])
-def test_without_a_readable_outcome_the_full_snapshot_is_proven(body: bytes | None, proven: list[int]) -> None:
-    """As of a create whose outcome another command has stored, or in a copy of the store."""
+@pytest.mark.parametrize("body", [b"", b"x" * 1000, None, "settled"])
+def test_without_a_digest_in_the_outcome_the_full_snapshot_is_proven(
+    body: bytes | str | None, proven: list[int]
+) -> None:
+    """Also if another command has found the commit of a create that died, and stored its outcome."""
     store = created()
-    key = operation_key(full_of(store).operation, "outcome")
+    operation = full_of(store).operation
+    key = operation_key(operation, "outcome")
     store.delete(key)
-    if body is not None:
+    if body == "settled":
+        record_outcome(store, read_intent(store, operation), "done", "found committed")
+    elif isinstance(body, bytes):
         store.create(key, body)
     wanted = full_of(store)
     proven.clear()
@@ -187,13 +198,26 @@ def test_only_the_outcome_of_a_full_snapshot_names_its_commit() -> None:
     text, separator, _ = store.read_range(FULL, 0, 1 << 20).rpartition(b',"digest":')
     assert full
     assert separator
-    assert full.commit == sha256(text + b"}").hexdigest()
+    assert full.commit_digest == sha256(text + b"}").hexdigest()
     chain = read_chain(store, NAME)
     previous = Previous(chain.last.operation, chain.last.digest)
     made = structs.replace(commit(1, chain.full.chain), previous=previous, history=chain.next_history)
     increment = read_outcome(store, create(store, made))
     assert increment
-    assert increment.commit is UNSET
+    assert increment.commit_digest is UNSET
+
+
+@pytest.mark.parametrize("operation", [b'"operation":"\xff"', b'"operation":7', b'"operation":' + b"[" * 100_000, b""])
+def test_a_full_snapshot_whose_writer_can_not_be_read_is_refused(operation: bytes) -> None:
+    store = created()
+    text, _, _ = store.read_range(FULL, 0, 1 << 20).rpartition(b',"digest":')
+    written = f'"operation":"{full_of(store).operation}"'.encode()
+    assert written in text
+    content = text.replace(written, operation, 1) if operation else text.replace(written + b",", b"", 1)
+    store.delete(FULL)
+    store.create(FULL, content + f',"digest":"{digest(content + b"}")}"}}'.encode())
+    with pytest.raises(ManifestError, match=r"snapshot\.json"):
+        read_continued_full(store, NAME)
 
 
 def test_a_full_snapshot_that_the_newest_increment_does_not_name_is_proven_and_refused() -> None:

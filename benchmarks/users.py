@@ -276,7 +276,7 @@ def run_command(
 
 
 def measure_command(results: Results, task: str, fleet_toml: Path, cache: Path, words: Sequence[str]) -> Ran | None:
-    """Run `snapshot` in a process of its own as one run of `task`, and return what it took; None if it failed."""
+    """Run `snapshot` as one run of `task`; return its time, memory and output, None if it failed."""
     command = [sys.executable, "-c", COMMAND, "--fleet", str(fleet_toml), "--json", *words]
     environment = {
         "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(Path(__file__).resolve().parents[1]),

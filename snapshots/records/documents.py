@@ -238,7 +238,7 @@ def read_body(store: ObjectStore, key: str) -> bytes:
 def unseal(key: str, body: bytes) -> tuple[bytes, str]:
     """Return a document's content and its digest; raise ManifestError unless every byte is as it was sealed."""
     if body.startswith(ZSTD_MAGIC):
-        body = b"".join(_decompressed(key, body))
+        body = b"".join(_decompress_document(key, body))
     seal = SEAL.search(body, max(len(body) - SEAL_BYTES, 0))
     if seal is not None:
         # Compare the bytes: encoding thousands of tables again would take too long.
@@ -257,7 +257,7 @@ def has_digest(key: str, body: bytes, named: str) -> bool:
     Raises ManifestError if it can't be decompressed.
     """
     hashed, end = hashlib.sha256(), b""
-    for piece in _decompressed(key, body) if body.startswith(ZSTD_MAGIC) else [body]:
+    for piece in _decompress_document(key, body) if body.startswith(ZSTD_MAGIC) else [body]:
         held = end + piece
         hashed.update(memoryview(held)[:-SEAL_BYTES])
         end = held[-SEAL_BYTES:]
@@ -265,10 +265,10 @@ def has_digest(key: str, body: bytes, named: str) -> bool:
     return end == f',"digest":"{named}"}}'.encode() and hashed.hexdigest() == named
 
 
-def _decompressed(key: str, body: bytes) -> Iterator[bytes]:
+def _decompress_document(key: str, body: bytes) -> Iterator[bytes]:
     """Yield the pieces of a compressed document; raise ManifestError if it is damaged or too large."""
     try:
-        yield from decompressed(body, DOCUMENT_BYTES_MAX if key.startswith(SNAPSHOTS) else RECORD_BYTES_MAX)
+        yield from decompress_in_pieces(body, DOCUMENT_BYTES_MAX if key.startswith(SNAPSHOTS) else RECORD_BYTES_MAX)
     except ValueError as error:
         raise _damaged_error(key, f"is damaged: {error}") from error
 
@@ -369,14 +369,14 @@ NO_MEMORY = "not enough memory"
 
 
 def decompress(body: bytes, bytes_max: int) -> bytes:
-    """Decompress all frames; raises the errors of `decompressed`.
+    """Decompress all frames; raise ValueError and MemoryError as `decompress_in_pieces` does.
 
     The memory needed depends on the actual content, not on the limit or on the size that a frame declares.
     """
-    return b"".join(decompressed(body, bytes_max))
+    return b"".join(decompress_in_pieces(body, bytes_max))
 
 
-def decompressed(body: bytes, bytes_max: int) -> Iterator[bytes]:
+def decompress_in_pieces(body: bytes, bytes_max: int) -> Iterator[bytes]:
     """Yield the content of all frames in pieces; raise ValueError if it is larger than `bytes_max` or damaged.
 
     Raises MemoryError if memory is short, which does not mean that the object is damaged. If the last frame is

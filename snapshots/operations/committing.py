@@ -16,10 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+from msgspec import structs
+
 from cutline.fleet.messages import list_some
 from cutline.snapshots.records.commit import Commit, Previous, Void
 from cutline.snapshots.records.commit_rules import check_commit
-from cutline.snapshots.records.documents import DocumentTooLargeError, ManifestError, seal
+from cutline.snapshots.records.documents import DocumentTooLargeError, ManifestError, seal, seal_with_digest
 from cutline.snapshots.records.merge_records import Merge, merge_key, read_merge_turn
 from cutline.snapshots.records.operation_records import CREATE, MERGE, REPAIR, Intent
 from cutline.snapshots.records.proven_chains import (
@@ -114,7 +116,7 @@ class CommitIndeterminateError(IndeterminateError):
 
 
 def put_commit(store: ObjectStore, commit: Commit, turn: int = 1) -> Commit:
-    """Store the commit, which makes the snapshot or increment exist; return the commit that is stored.
+    """Store the commit, which makes the snapshot or increment exist; return the stored one, with its digest.
 
     Raises SnapshotExistsError if another operation committed it, OperationSettledError if another command settled this
     operation as not committed, CommitIndeterminateError if it is not known whether the commit was stored.
@@ -124,7 +126,7 @@ def put_commit(store: ObjectStore, commit: Commit, turn: int = 1) -> Commit:
     # A commit that no command would accept must not be stored.
     check_commit(commit)
     try:
-        body = seal(commit)
+        body, digest = seal_with_digest(commit)
     except DocumentTooLargeError as error:
         raise CommitTooLargeError(
             f"the commit of {increment_label(commit.snapshot, commit.increment)} is too large: {error.message}",
@@ -144,8 +146,8 @@ def put_commit(store: ObjectStore, commit: Commit, turn: int = 1) -> Commit:
         return _check_stored(store, key, commit, error, at_once=False)
     except EncryptionIgnoredError:
         # The commit is stored, so the snapshot exists. The next conditional put raises the same error.
-        return commit
-    return commit
+        pass
+    return structs.replace(commit, digest=digest)
 
 
 def check_predecessor(store: ObjectStore, commit: Commit) -> None:
@@ -178,7 +180,7 @@ def _check_stored(store: ObjectStore, key: str, commit: Commit, error: SnapshotE
 
     If the operation was resumed, it may be the commit of the process that seemed dead, with another cut.
     """
-    found = [commit]
+    found: list[Commit] = []
 
     def is_ours() -> bool:
         stored = read_turn(store, key)
@@ -186,8 +188,7 @@ def _check_stored(store: ObjectStore, key: str, commit: Commit, error: SnapshotE
             raise operation_settled_error(commit.operation) from error
         if stored.operation != commit.operation:
             raise _name_taken_error(commit) from error
-        if stored.cut != commit.cut:
-            found[0] = stored
+        found.append(stored)
         return True
 
     # A truncated body is as inconclusive as a missing body.

@@ -40,7 +40,6 @@ from cutline.snapshots.operations.majority import claim_majority
 from cutline.snapshots.operations.old_primaries import check_timelines
 from cutline.snapshots.operations.open_operations import is_open, read_open_intents
 from cutline.snapshots.records.commit import Commit
-from cutline.snapshots.records.documents import content_of
 from cutline.snapshots.records.operation_records import (
     DONE,
     FAILED,
@@ -62,7 +61,6 @@ from cutline.snapshots.records.unfinished_records import (
     resumption_name,
 )
 from cutline.storage.clock import utc_now
-from cutline.storage.digest import digest
 from cutline.storage.errors import (
     ChainEnd,
     IndeterminateError,
@@ -341,7 +339,7 @@ def commit_operation(store: ObjectStore, operation: Operation, commit: Commit) -
     operation.is_committing = True
     stored = put_commit(store, commit, operation.intent.turn)
     # Only the commit of a full snapshot is read again by every increment, and can be large.
-    commit_digest = UNSET if stored.increment else digest(content_of(stored))
+    commit_digest = UNSET if stored.increment else stored.digest
     operation.details = replace(
         operation.details, volumes=dict(stored.counts), causes=stored.cut.causes, commit_digest=commit_digest
     )

@@ -172,23 +172,44 @@ class DocumentTooLargeError(RefusedError):
     """A document would be larger than those that are read."""
 
 
+class TextTooLongError(RefusedError):
+    """A document would have a text that is longer than those that are read."""
+
+
 class StoreEncryptedError(ManifestError):
     """The document is encrypted, and fleet.toml has no `[encryption]`."""
 
 
 def seal(document: Record | Mapping[str, Any]) -> bytes:
-    """Return the bytes of a document in its canonical form, compressed if it is large; raise DocumentTooLargeError."""
+    """Return the bytes of a document in its canonical form, compressed if it is large.
+
+    Raises DocumentTooLargeError and TextTooLongError if the document would not be read.
+    """
+    return seal_with_digest(document)[0]
+
+
+def seal_with_digest(document: Record | Mapping[str, Any]) -> tuple[bytes, str]:
+    """Return the bytes of a document as `seal` does, and the document's digest."""
     if isinstance(document, Record):
         text = content_of(document)
     else:
         text = to_json({name: value for name, value in document.items() if name != "digest"})
-    body = text[:-1] + f',"digest":"{digest(text)}"}}'.encode()
+    own_digest = digest(text)
+    body = text[:-1] + f',"digest":"{own_digest}"}}'.encode()
     if len(body) > DOCUMENT_BYTES_MAX:
         raise DocumentTooLargeError(
             f"a document would have {len(body) >> 20} MiB, more than the {DOCUMENT_BYTES_MAX >> 20} MiB that are read",
             hint="divide the fleet, or exclude tables: exclude under [groups] in fleet.toml",
         )
-    return body if len(body) < COMPRESSED_FROM else zstandard.compress(body)
+    if not _is_text_short(text):
+        try:
+            _check_keys(text)
+        except ValueError as error:
+            raise TextTooLongError(
+                f"a document that describes the snapshot would not be read: {error}",
+                hint="shorten the text of this name; nothing was committed",
+            ) from error
+    return body if len(body) < COMPRESSED_FROM else zstandard.compress(body), own_digest
 
 
 def content_of(document: Record) -> bytes:

@@ -224,8 +224,7 @@ class FailoverChain:
 
     def create(self) -> bool:
         """Take an increment, as create_increment does; return whether it was committed."""
-        self._undo(self.unsettled)
-        self.unsettled.clear()
+        self.unsettled = self._undo(self.unsettled)
         with patched(self):
             try:
                 self._create()
@@ -261,23 +260,36 @@ class FailoverChain:
                 return
             except ENDING as error:
                 node = str(error.details.get("node"))
-                self._undo(to_renew)
+                self._undo(map(self.listed_id, to_renew))
                 if node in to_renew:
                     raise
                 to_renew = {**to_renew, node: error.message}
                 agreed |= {} if (lsn := agreed_position(error)) is None else {node: lsn}
                 self.tally["found while it was read"] += 1
             except SnapshotError:
-                self._undo(to_renew)
+                self._undo(map(self.listed_id, to_renew))
                 raise
             except KilledError:
-                self.unsettled |= to_renew.keys()
+                self.unsettled |= {self.listed_id(node) for node in to_renew}
                 raise
 
-    def _undo(self, nodes: Iterable[str]) -> None:
+    def _undo(self, nodes: Iterable[str]) -> set[str]:
+        """Drop the chain's slot on nodes, by their ids in fleet.toml; return those that don't answer."""
+        left = set()
         for node in nodes:
-            if server := self.world.server(node):
+            if server := self.listed_server(node):
                 server.slots.pop(slot_name(FULL), None)
+            else:
+                left.add(node)
+        return left
+
+    def listed_id(self, node: str) -> str:
+        """The id in fleet.toml of the server that has a role."""
+        return node
+
+    def listed_server(self, node: str) -> Server | None:
+        """The server with this id in fleet.toml, if it answers."""
+        return self.world.server(node)
 
     def _take(
         self, context: CreateContext, state: ChainState, to_renew: dict[str, str], agreed: dict[str, Lsn]

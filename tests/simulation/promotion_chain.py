@@ -108,13 +108,16 @@ class PromotionChain(FailoverChain):
     def found(self, node: Node) -> FoundNode:
         """The node's answer: what accepts writes shows that."""
         identity = self.identity(node)
-        if node.backup_of is not None and self._listed(node.id) == self.world.rival:
+        if node.backup_of is not None and self.listed_id(node.id) == self.world.rival:
             identity = structs.replace(identity, in_recovery=False)
-        return FoundNode(identity, self._listed(node.id), SimpleNamespace())  # type: ignore[arg-type]
+        return FoundNode(identity, self.listed_id(node.id), SimpleNamespace())  # type: ignore[arg-type]
 
-    def _listed(self, node: str) -> str:
-        """The server of a role, by its id in fleet.toml."""
+    def listed_id(self, node: str) -> str:
         return {PRIMARY: self.world.listed, self.world.listed: PRIMARY}.get(node, node)
+
+    def listed_server(self, node: str) -> Server | None:
+        """None also for a server that is down: what a dead create has left on it is dropped when it is back."""
+        return self.world.server(self.listed_id(node))
 
     # What may go wrong.
 

@@ -31,7 +31,7 @@ LEAST_PER_THOUSAND = {
     "renewed": 800,
     "with a loss": 80,
     "on another timeline": 600,
-    "found while it was read": 80,
+    "found while it was read": 28,
     "killed": 400,
     "failed: server-promoted": 200,
     "undecided": 250,

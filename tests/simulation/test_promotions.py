@@ -242,7 +242,10 @@ def test_known_histories_keep_every_promise() -> None:
 
 
 # At first, no standby is cut off, and no server is down.
-@pytest.mark.parametrize("begin", first([step for step in STEPS if step not in ("connect", "take-back")], 2))
+BEGINS = [step for step in STEPS if step not in ("connect", "take-back")]
+
+
+@pytest.mark.parametrize("begin", first(BEGINS, 2))
 def test_every_history_of_two_steps_keeps_every_promise(begin: str) -> None:
     assert run_all((begin, step) for step in STEPS)["histories"] > len(STEPS)
 
@@ -250,9 +253,10 @@ def test_every_history_of_two_steps_keeps_every_promise(begin: str) -> None:
 @pytest.mark.long
 @pytest.mark.rest
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("begin", STEPS)
+@pytest.mark.parametrize("begin", BEGINS)
 def test_every_history_of_three_steps_keeps_every_promise(begin: str) -> None:
-    assert run_all((begin, *steps) for steps in product(STEPS, STEPS))["histories"] > len(STEPS) ** 2
+    # With writes and without; of the second and third steps, about half are possible.
+    assert run_all((begin, *steps) for steps in product(STEPS, STEPS))["histories"] > 100
 
 
 @pytest.mark.parametrize("begin", first(range(0, 200, 10)))

@@ -5,18 +5,21 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import msgspec
 import pytest
 import zstandard
 from msgspec import structs
 
 from cutline.nodes.left_out import LeftOut, LeftOutKind
-from cutline.snapshots.records.commit import FullSnapshot
+from cutline.snapshots.operations.committing import put_commit
+from cutline.snapshots.records.commit import DatabaseFacts, FullSnapshot
 from cutline.snapshots.records.documents import (
     COMPRESSED_FROM,
     DOCUMENT_BYTES_MAX,
     TEXT_MAX,
     ZSTD_MAGIC,
     ManifestError,
+    TextTooLongError,
     parse_document,
     seal,
     unseal,
@@ -24,7 +27,7 @@ from cutline.snapshots.records.documents import (
 from cutline.snapshots.records.proven_chains import commit_key, read_commit
 from cutline.storage.local import LocalStore
 from tests.mutations.sealing import seal_text
-from tests.unit.made_commits import commit
+from tests.unit.made_commits import commit, memory
 
 KEY = commit_key("daily", 0)
 
@@ -122,9 +125,27 @@ def test_the_longest_text_is_read_and_a_longer_one_is_not(ends: str, more: int) 
     text = ends[: TEXT_MAX + more] + "x" * (TEXT_MAX + more - len(ends))
     for whole in (text, text[::-1]):
         assert len(whole) == TEXT_MAX + more
-        content, _ = unseal(KEY, commit_of(whole))
         if more <= 0:
+            content, _ = unseal(KEY, commit_of(whole))
             assert parse_document(KEY, content, FullSnapshot).comment == whole
-        else:
-            with pytest.raises(ManifestError, match="comment is longer"):
-                parse_document(KEY, content, FullSnapshot)
+            continue
+        with pytest.raises(TextTooLongError, match="comment is longer"):
+            commit_of(whole)
+        by_hand = seal_text(unsealed().replace('"comment":""', f'"comment":{msgspec.json.encode(whole).decode()}'))
+        content, _ = unseal(KEY, by_hand)
+        with pytest.raises(ManifestError, match="comment is longer"):
+            parse_document(KEY, content, FullSnapshot)
+
+
+def test_a_commit_that_would_not_be_read_is_not_stored() -> None:
+    store = memory()
+    with pytest.raises(TextTooLongError, match=f"search_path is longer than {TEXT_MAX}") as refused:
+        put_commit(store, structs.replace(commit(0), databases={"a": long_search_path(TEXT_MAX + 1)}))
+    assert refused.value.exit_code == 3
+    assert store.inventory("") == []
+    put_commit(store, structs.replace(commit(0), databases={"a": long_search_path(TEXT_MAX)}))
+    read_commit(store, "daily", 0)
+
+
+def long_search_path(length: int) -> DatabaseFacts:
+    return DatabaseFacts(1, session_settings={"search_path": "x" * length})

@@ -33,6 +33,7 @@ from cutline.snapshots.records.proven_chains import (
     read_newest_part,
 )
 from cutline.storage.digest import digest
+from cutline.storage.errors import StoppedError
 from cutline.storage.memory import InMemoryStore
 from tests.unit.made_commits import commit, counted, memory
 from tests.unit.test_newest import store_chain
@@ -135,25 +136,26 @@ def test_without_an_increment_or_an_outcome_the_full_snapshot_is_proven(proven: 
         read_continued_full(store, NAME)
 
 
-def created() -> InMemoryStore:
+def store_of_a_full() -> InMemoryStore:
     """A full snapshot as its create leaves it, without an increment."""
     store = memory()
-    create(store, commit(0))
+    take(store, commit(0))
     return store
 
 
-def create(store: InMemoryStore, made: Commit) -> str:
-    """Store the commit as a command does, and return the id of its operation."""
+def take(store: InMemoryStore, made: Commit, then: Callable[[], None] = lambda: None) -> str:
+    """Store the commit as a command does, and return the id of its operation; `then` follows the commit."""
     operation = Operation(new_operation("create", NAME, made.increment, ("a",)))
     with record_operation(store, operation):
         commit_operation(store, operation, counted(structs.replace(made, operation=operation.id)))
+        then()
     return operation.id
 
 
 def test_a_full_snapshot_that_its_own_create_has_proven_is_not_proven_for_the_first_increment(
     proven: list[int],
 ) -> None:
-    store = created()
+    store = store_of_a_full()
     wanted = full_of(store)
     proven.clear()
     assert read_continued_full(store, NAME) == wanted
@@ -162,7 +164,7 @@ def test_a_full_snapshot_that_its_own_create_has_proven_is_not_proven_for_the_fi
 
 
 def test_a_full_snapshot_other_than_its_create_has_recorded_is_proven_and_refused(proven: list[int]) -> None:
-    store = created()
+    store = store_of_a_full()
     full = full_of(store)
     put_full(store, structs.replace(full, comment="another, and valid"))
     proven.clear()
@@ -178,7 +180,7 @@ def test_without_a_digest_in_the_outcome_the_full_snapshot_is_proven(
     body: bytes | str | None, proven: list[int]
 ) -> None:
     """Also if another command has found the commit of a create that died, and stored its outcome."""
-    store = created()
+    store = store_of_a_full()
     operation = full_of(store).operation
     key = operation_key(operation, "outcome")
     store.delete(key)
@@ -194,7 +196,7 @@ def test_without_a_digest_in_the_outcome_the_full_snapshot_is_proven(
 
 def test_only_the_outcome_of_a_full_snapshot_names_its_commit() -> None:
     store = memory()
-    full = read_outcome(store, create(store, commit(0)))
+    full = read_outcome(store, take(store, commit(0)))
     text, separator, _ = store.read_range(FULL, 0, 1 << 20).rpartition(b',"digest":')
     assert full
     assert separator
@@ -202,14 +204,53 @@ def test_only_the_outcome_of_a_full_snapshot_names_its_commit() -> None:
     chain = read_chain(store, NAME)
     previous = Previous(chain.last.operation, chain.last.digest)
     made = structs.replace(commit(1, chain.full.chain), previous=previous, history=chain.next_history)
-    increment = read_outcome(store, create(store, made))
+    increment = read_outcome(store, take(store, made))
     assert increment
     assert increment.commit_digest is UNSET
 
 
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def fail() -> None:
+    raise OSError("the disk is full")
+
+
+@pytest.mark.parametrize("then", [interrupt, fail])
+def test_a_create_that_fails_after_its_commit_has_named_it(then: Callable[[], None], proven: list[int]) -> None:
+    store = memory()
+    with pytest.raises((StoppedError, OSError)):
+        take(store, commit(0), then)
+    full = full_of(store)
+    outcome = read_outcome(store, full.operation)
+    assert outcome
+    assert outcome.commit_digest == full.digest
+    proven.clear()
+    assert read_continued_full(store, NAME) == full
+    assert proven == []
+
+
+def test_the_outcome_names_the_commit_that_is_stored_although_another_process_of_the_operation_wrote_it() -> None:
+    """A create that seemed dead was resumed, and both processes commit: the second one gets the first one's commit."""
+    store = memory()
+    operation = Operation(new_operation("create", NAME, 0, ("a",)))
+    ours, theirs = (
+        counted(structs.replace(commit(0), operation=operation.id, comment=comment)) for comment in ("ours", "theirs")
+    )
+    with record_operation(store, operation):
+        store.create(FULL, seal(theirs))
+        found = commit_operation(store, operation, ours)
+    assert found == full_of(store)
+    assert found.comment == "theirs"
+    outcome = read_outcome(store, operation.id)
+    assert outcome
+    assert outcome.commit_digest == found.digest != unseal("", seal(ours))[1]
+
+
 @pytest.mark.parametrize("operation", [b'"operation":"\xff"', b'"operation":7', b'"operation":' + b"[" * 100_000, b""])
 def test_a_full_snapshot_whose_writer_can_not_be_read_is_refused(operation: bytes) -> None:
-    store = created()
+    store = store_of_a_full()
     text, _, _ = store.read_range(FULL, 0, 1 << 20).rpartition(b',"digest":')
     written = f'"operation":"{full_of(store).operation}"'.encode()
     assert written in text

@@ -206,8 +206,9 @@ def seal_with_digest(document: Record | Mapping[str, Any]) -> tuple[bytes, str]:
             _check_keys(text)
         except ValueError as error:
             raise TextTooLongError(
-                f"a document that describes the snapshot would not be read: {error}",
-                hint="shorten the text of this name; nothing was committed",
+                f"a document would not be read: {error}",
+                hint="shorten this text, wherever it comes from: an option, fleet.toml or a database, such as COMMENT"
+                " ON DATABASE",
             ) from error
     return body if len(body) < COMPRESSED_FROM else zstandard.compress(body), own_digest
 

@@ -257,17 +257,19 @@ class FailoverChain:
             context = CreateContext(CreateRequest(NAME), self.store, operation, lock)
             try:
                 self._take(context, state, to_renew, agreed)
+                # The commit has the number of those that died: what they have left is not dropped any more.
+                self.unsettled.clear()
                 return
             except ENDING as error:
                 node = str(error.details.get("node"))
-                self._undo(map(self.listed_id, to_renew))
+                self.unsettled |= self._undo(map(self.listed_id, to_renew))
                 if node in to_renew:
                     raise
                 to_renew = {**to_renew, node: error.message}
                 agreed |= {} if (lsn := agreed_position(error)) is None else {node: lsn}
                 self.tally["found while it was read"] += 1
             except SnapshotError:
-                self._undo(map(self.listed_id, to_renew))
+                self.unsettled |= self._undo(map(self.listed_id, to_renew))
                 raise
             except KilledError:
                 self.unsettled |= {self.listed_id(node) for node in to_renew}

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 import cutline.snapshots.create.full
-import cutline.snapshots.create.increment
+import cutline.snapshots.create.spared_cut
 from cutline.cli.commands.check import lines_of as check_lines
 from cutline.cli.commands.create import lines_of as create_lines
 from cutline.cli.output.commit_document import document_of as create_document
@@ -176,9 +176,9 @@ def test_an_update_during_a_create_is_found_before_the_commit(runs: Runs, monkey
     runs.full(NAME)
     with monkeypatch.context() as patched:
         patched.setattr(
-            cutline.snapshots.create.increment,
+            cutline.snapshots.create.spared_cut,
             "take_cut",
-            update_before(cutline.snapshots.create.increment.take_cut),
+            update_before(cutline.snapshots.create.spared_cut.take_cut),
         )
         with pytest.raises(AppendOnlyChangedError) as raised:
             runs.increment(NAME)

@@ -150,7 +150,10 @@ NAMING_TYPES = """
 'regoperator'::regtype, 'regnamespace'::regtype, 'regrole'::regtype, 'regconfig'::regtype, 'regdictionary'::regtype,
 'regcollation'::regtype, 'aclitem'::regtype
 """
-NAMES_DIGEST = digest_of("string_agg(concat_ws(' ', kind, o.oid, o.name, n.nspname), ',' ORDER BY kind, o.oid)")
+# The name of a role may be invalid in the encoding of this database: it was created in one with another encoding. As in
+# `readable`, it is treated as bytes.
+NAME_BYTES = "encode(quote_literal(o.name)::bytea, 'hex')"
+NAMES_DIGEST = digest_of(f"string_agg(concat_ws(' ', kind, o.oid, {NAME_BYTES}, n.nspname), ',' ORDER BY kind, o.oid)")
 # Most columns have built-in base types that contain no other types and print no names: they are left out at once.
 # A change to an enum's label or position gives its pg_enum row a new xmin. regclass and similar types are printed as
 # names, and aclitem with role names: their stamp is a hash of all such names.

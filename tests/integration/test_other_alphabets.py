@@ -182,6 +182,40 @@ def test_a_database_whose_encoding_does_not_have_its_name_is_refused(
             assert "database in ASCII" in document["hint"]
 
 
+def test_a_role_of_a_database_in_another_encoding_stops_no_create_of_a_table_that_names_roles(
+    servers: dict[str, str], spark: SparkSession, tmp_path: Path
+) -> None:
+    """The name of the role is not valid UTF-8. The stamp of the table covers all names that its values may print."""
+    latin = create_databases(servers, "latin", ("LATIN1", "LATIN1"))
+    dsns = create_databases(servers, "naming", ("UTF8", "UTF8"))
+    fleet = write_fleet(tmp_path / "fleet.toml", dsns)
+    target = write_fleet(
+        tmp_path / "target.toml", {node: make_conninfo(dsn, dbname="back") for node, dsn in dsns.items()}
+    )
+    role = '"größe "'.encode("latin-1")
+    try:
+        for node, dsn in dsns.items():
+            run(latin[node], [b"CREATE ROLE %b" % role])
+            execute(
+                dsn, "CREATE TABLE granted (id int PRIMARY KEY, who regrole)", "INSERT INTO granted VALUES (1, 'büro')"
+            )
+        with slots_dropped(fleet):
+            for words in (("init",), ("create", "a"), ("create", "a", "--incremental")):
+                code, document = run_here(fleet, *words, spark=spark)
+                assert code == 0, document
+                for dsn in dsns.values():
+                    execute(dsn, "INSERT INTO granted SELECT max(id) + 1, '事務所' FROM granted")
+            code, document = run_here(fleet, "restore", "a", "--to", str(target.path), "--yes", spark=spark)
+            assert code == 0, document
+            for node in target.primaries:
+                with psycopg.connect(node.dsn, client_encoding="UTF8") as restored:
+                    rows = restored.execute("SELECT id, who::text FROM granted ORDER BY id").fetchall()
+                assert rows == [(1, '"büro"'), (2, '"事務所"'), (3, '"事務所"')]
+    finally:
+        for dsn in latin.values():
+            run(dsn, [b"DROP ROLE IF EXISTS %b" % role])
+
+
 def test_roles_of_the_database_itself_have_the_names_of_its_encoding(
     servers: dict[str, str], spark: SparkSession, tmp_path: Path
 ) -> None:

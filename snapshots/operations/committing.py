@@ -21,7 +21,13 @@ from msgspec import structs
 from cutline.fleet.messages import list_some
 from cutline.snapshots.records.commit import Commit, Previous, Void
 from cutline.snapshots.records.commit_rules import check_commit
-from cutline.snapshots.records.documents import DocumentTooLargeError, ManifestError, seal, seal_with_digest
+from cutline.snapshots.records.documents import (
+    DocumentTooLargeError,
+    ManifestError,
+    TextTooLongError,
+    seal,
+    seal_with_digest,
+)
 from cutline.snapshots.records.merge_records import Merge, merge_key, read_merge_turn
 from cutline.snapshots.records.operation_records import CREATE, MERGE, REPAIR, Intent
 from cutline.snapshots.records.proven_chains import (
@@ -119,7 +125,8 @@ def put_commit(store: ObjectStore, commit: Commit, turn: int = 1) -> Commit:
     """Store the commit, which makes the snapshot or increment exist; return the stored one, with its digest.
 
     Raises SnapshotExistsError if another operation committed it, OperationSettledError if another command settled this
-    operation as not committed, CommitIndeterminateError if it is not known whether the commit was stored.
+    operation as not committed, CommitIndeterminateError if it is not known whether the commit was stored. After
+    CommitTooLargeError and TextTooLongError, nothing was put.
     """
     key = commit_key(commit.snapshot, commit.increment, turn)
     check_predecessor(store, commit)
@@ -133,6 +140,14 @@ def put_commit(store: ObjectStore, commit: Commit, turn: int = 1) -> Commit:
             hint="take a new full snapshot: it contains equal definitions of several shards only once"
             if commit.increment
             else "take snapshots of fewer tables: --exclude-group, or divide the fleet",
+            details={"snapshot": commit.snapshot, "increment": commit.increment},
+        ) from error
+    except TextTooLongError as error:
+        raise TextTooLongError(
+            f"nothing was committed: no command could read the commit of"
+            f" {increment_label(commit.snapshot, commit.increment)}, because {error.message}",
+            hint="shorten this text, wherever it comes from: an option, fleet.toml, or a database of the fleet, such as"
+            " its COMMENT or a setting of ALTER DATABASE; then repeat the command",
             details={"snapshot": commit.snapshot, "increment": commit.increment},
         ) from error
     if len(body) <= VOID_BYTES_MAX:

@@ -40,6 +40,7 @@ from cutline.snapshots.operations.majority import claim_majority
 from cutline.snapshots.operations.old_primaries import check_timelines
 from cutline.snapshots.operations.open_operations import is_open, read_open_intents
 from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.documents import TextTooLongError
 from cutline.snapshots.records.operation_records import (
     DONE,
     FAILED,
@@ -337,7 +338,12 @@ def commit_operation(store: ObjectStore, operation: Operation, commit: Commit) -
     """Put the operation's commit, and return the stored one; raises the errors of `put_commit`."""
     operation.details = replace(operation.details, volumes=dict(commit.counts), causes=commit.cut.causes)
     operation.is_committing = True
-    stored = put_commit(store, commit, operation.intent.turn)
+    try:
+        stored = put_commit(store, commit, operation.intent.turn)
+    except TextTooLongError:
+        # Nothing was put. A full snapshot that can be resumed keeps its tables until the text has been shortened.
+        operation.is_committing = False
+        raise
     # Only the commit of a full snapshot is read again by every increment, and can be large.
     commit_digest = UNSET if stored.increment else stored.digest
     operation.details = replace(

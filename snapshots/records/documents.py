@@ -205,11 +205,7 @@ def seal_with_digest(document: Record | Mapping[str, Any]) -> tuple[bytes, str]:
         try:
             _check_keys(text)
         except ValueError as error:
-            raise TextTooLongError(
-                f"a document would not be read: {error}",
-                hint="shorten this text, wherever it comes from: an option, fleet.toml or a database, such as COMMENT"
-                " ON DATABASE",
-            ) from error
+            raise TextTooLongError(str(error), hint="shorten this text") from error
     return body if len(body) < COMPRESSED_FROM else zstandard.compress(body), own_digest
 
 

@@ -142,6 +142,8 @@ def test_a_commit_that_would_not_be_read_is_not_stored() -> None:
     with pytest.raises(TextTooLongError, match=f"search_path is longer than {TEXT_MAX}") as refused:
         put_commit(store, structs.replace(commit(0), databases={"a": long_search_path(TEXT_MAX + 1)}))
     assert refused.value.exit_code == 3
+    assert refused.value.message.startswith("nothing was committed")
+    assert "snapshot daily" in refused.value.message
     assert store.inventory("") == []
     put_commit(store, structs.replace(commit(0), databases={"a": long_search_path(TEXT_MAX)}))
     read_commit(store, "daily", 0)

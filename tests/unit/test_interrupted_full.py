@@ -15,12 +15,21 @@ from cutline.fleet.progress import Reading, Silent
 from cutline.fleet.record import Time
 from cutline.snapshots.operations.activity import Activity, Command
 from cutline.snapshots.operations.open_operations import read_open_operations
-from cutline.snapshots.operations.operation import Operation, begin, current_time, new_operation, record_operation
+from cutline.snapshots.operations.operation import (
+    Operation,
+    begin,
+    commit_operation,
+    current_time,
+    new_operation,
+    record_operation,
+)
 from cutline.snapshots.operations.signs import store_request
 from cutline.snapshots.operations.under_way import ActivityState, read_under_way
 from cutline.snapshots.records import unfinished_records
-from cutline.snapshots.records.documents import seal
+from cutline.snapshots.records.commit import DatabaseFacts
+from cutline.snapshots.records.documents import TEXT_MAX, TextTooLongError, seal
 from cutline.snapshots.records.operation_records import CancelRequest, Failure, Intent, operation_key
+from cutline.snapshots.records.proven_chains import commit_key
 from cutline.snapshots.records.store_identity import ensure_identity
 from cutline.snapshots.records.unfinished_records import (
     Resumption,
@@ -32,7 +41,7 @@ from cutline.storage.errors import StoppedError
 from cutline.storage.ids import new_operation_id
 from cutline.storage.memory import InMemoryStore
 from tests.unit.document_kinds import FLEET
-from tests.unit.made_commits import memory
+from tests.unit.made_commits import commit, memory
 from tests.unit.made_operations import NOW, sign
 from tests.unit.made_signs import until
 from tests.unit.test_unfinished_records import everywhere, plan
@@ -118,6 +127,21 @@ def test_a_running_snapshot_reads_nothing_that_it_has_copied(monkeypatch: pytest
     assert opened.is_running
     assert opened.kept is None
     assert not [key for key in read if "/copied-" in key or "/base-" in key]
+
+
+def test_a_text_that_is_too_long_for_a_commit_costs_no_table_that_was_copied() -> None:
+    store = memory()
+    operation = structs.replace(interrupted(store), resumption=1)
+    made = structs.replace(commit(0, chain=operation.id), operation=operation.id)
+    facts = DatabaseFacts(1, session_settings={"search_path": "x" * (TEXT_MAX + 1)})
+    with pytest.raises(TextTooLongError), record_operation(store, operation):
+        commit_operation(store, operation, structs.replace(made, databases={"a": facts}))
+    assert not store.exists(commit_key("daily", 0))
+    (opened,) = read_open_operations(store, "daily")
+    assert opened.to_json()["kept"] == {"tables": 2, "wanted": 4}
+    with record_operation(store, operation):
+        commit_operation(store, operation, made)
+    assert not read_open_operations(store, "daily")
 
 
 def test_much_that_is_kept_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

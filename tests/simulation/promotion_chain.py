@@ -113,6 +113,7 @@ class PromotionChain(FailoverChain):
         return FoundNode(identity, self.listed_id(node.id), SimpleNamespace())  # type: ignore[arg-type]
 
     def listed_id(self, node: str) -> str:
+        # The roles of two servers are exchanged, so this also gives the role of a server that fleet.toml names.
         return {PRIMARY: self.world.listed, self.world.listed: PRIMARY}.get(node, node)
 
     def listed_server(self, node: str) -> Server | None:

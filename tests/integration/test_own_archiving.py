@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -124,14 +124,16 @@ def requiring_standbys(runs: Runs) -> Path:
     return path
 
 
-def await_query(runs: Runs, node: str, pattern: str) -> None:
-    """Wait until a session of Cutline's asks this."""
-    query = "SELECT 1 FROM pg_stat_activity WHERE query LIKE %s AND pid <> pg_backend_pid()"
+def await_query(observer: psycopg.Connection[Any], pattern: str) -> None:
+    """Wait until a session that is younger than the observer's asks this: other tests leave sessions on the servers."""
+    query = """
+        SELECT 1 FROM pg_stat_activity AS a, pg_stat_activity AS observer
+         WHERE observer.pid = pg_backend_pid() AND a.query LIKE %s AND a.backend_start > observer.backend_start
+    """
     deadline = time.monotonic() + SEEN_SECONDS_MAX
-    with psycopg.connect(runs.fleet.node(node).dsn, autocommit=True) as connection:
-        while not connection.execute(query, (pattern,)).fetchall():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+    while not observer.execute(query, (pattern,)).fetchall():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
@@ -149,11 +151,12 @@ def test_an_interrupt_ends_what_waits_for_a_node(runs: Runs, program: str, node:
     words = ["--fleet", str(requiring_standbys(runs)), "--json", "create", "daily", "--incremental"]
     with (
         paused_replay(runs) if node == STANDBY else nullcontext(),
+        psycopg.connect(runs.fleet.node(node).dsn, autocommit=True) as observer,
         subprocess.Popen(
             [sys.executable, "-c", program, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         ) as process,
     ):
-        await_query(runs, node, pattern)
+        await_query(observer, pattern)
         interrupted = time.monotonic()
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=SEEN_SECONDS_MAX)

@@ -117,8 +117,14 @@ def check_outcomes(
             if seconds_of(outcome.ended_at) < seconds_of(commit.cut.made_at) - SLACK_SECONDS:
                 detail = f"it ended at {outcome.ended_at}, before its cut was made at {commit.cut.made_at}"
                 findings.doubt(Doubt(OPERATION, detail, object=operation_key(operation, "outcome")))
+    # The next increment trusts a full snapshot's commit that has this digest.
+    full = chain.stored_full
+    outcome = outcomes.get(full.operation)
+    if outcome is not None and isinstance(outcome.commit_digest, str) and outcome.commit_digest != full.digest:
+        detail = f"according to its outcome, its commit has the digest {outcome.commit_digest}, not {full.digest}"
+        findings.conflict(_conflict(full.operation, detail))
     # Ids from different seconds sort by time. Earlier operations may belong to an earlier chain.
-    second = chain.stored_full.operation.rpartition("-")[0]
+    second = full.operation.rpartition("-")[0]
     for operation, outcome in outcomes.items():
         number = outcome.increment
         if operation < second or operation in commits or outcome.snapshot != chain.name or outcome.state == FAILED:

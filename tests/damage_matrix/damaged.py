@@ -474,6 +474,8 @@ class Damaged:
                 document["volumes"] = {one: counts.get(one, count) for one, count in document["volumes"].items()}
                 if causes := self.commits[increment]["cut"]["causes"]:
                     document["causes"] = causes
+                if "commit_digest" in document:
+                    document["commit_digest"] = self.commits[increment]["digest"]
                 self.write(key, seal(document))
 
 

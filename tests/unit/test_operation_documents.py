@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from msgspec import UNSET, structs
+from msgspec import UNSET, UnsetType, structs
 
 from cutline.check.operation_documents import RecordedPoints, check_intent, check_leases, check_outcomes, check_seen
 from cutline.check.primaries import LockedPrimaries, check_primaries
@@ -152,6 +152,25 @@ def test_an_outcome_that_a_create_or_its_successor_recorded_is_right() -> None:
 )
 def test_an_outcome_that_contradicts_its_commit_is_found(values: dict[str, Any], detail: str) -> None:
     assert of_outcomes(structs.replace(OUTCOME, **values)) == [f"operation {FIRST}: {detail}"]
+
+
+def test_the_outcome_of_a_full_snapshot_names_its_commit() -> None:
+    """The next increment trusts a commit with this digest. An outcome stored by another command has none."""
+    digest = "a" * 64
+    chain = Chain(structs.replace(CHAIN.full, digest=digest), CHAIN.increments)
+
+    def of(commit_digest: str | UnsetType) -> list[str]:
+        findings = new_findings()
+        outcome = structs.replace(
+            OUTCOME, operation=FULL, increment=0, began_at=UNSET, volumes=UNSET, commit_digest=commit_digest,
+        )  # fmt: skip
+        check_outcomes(chain, {FULL: outcome}, findings)
+        return [one.detail for one in findings.report.conflicts]
+
+    assert of(digest) == of(UNSET) == []
+    assert of("b" * 64) == [
+        f"operation {FULL}: according to its outcome, its commit has the digest {'b' * 64}, not {digest}"
+    ]
 
 
 def test_an_outcome_of_another_kind_of_operation_is_found() -> None:

@@ -63,6 +63,8 @@ def _operations() -> Iterator[Kind]:
     }
     for name, change in wrong.items():
         yield Kind(name, OPERATIONS, PAIRS, _document("outcome", 2, change), found("operation", "missing", "commit"))
+    yield Kind("the outcome of the full snapshot names another commit", OPERATIONS, PAIRS,
+               _document("outcome", 0, lambda one: one.update(commit_digest="0" * 64)), found("operation"))  # fmt: skip
     refused: Mapping[str, Callable[[Document], object]] = {
         "an outcome is of another operation": lambda one: one.update(operation=OTHER_OPERATION),
         "an outcome has an unknown state": lambda one: one.update(state="perhaps"),

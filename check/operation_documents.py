@@ -39,10 +39,10 @@ OPERATION = "operation"
 class RecordedPoints(Struct, frozen=True):
     """Facts about restore points from outcomes.
 
-    `creates` are the outcomes of creates, keyed by operation, with what is compared: there may be a hundred thousand.
-    `seen` are the points that checks have read without
-    conflicts, by snapshot and by the operation of the check: they were there, even if no outcome of a create is left.
-    `others` are the kinds of the operations that are no creates.
+    `creates` are the outcomes of creates, keyed by operation. They keep only the fields that are compared: there may be
+    a hundred thousand. `seen` are the points that checks have read without conflicts, by snapshot and by the operation
+    of the check: they were there, even if no outcome of a create is left. `others` are the kinds of the operations that
+    are not creates.
     """
 
     creates: dict[str, Outcome] = field(default_factory=dict)
@@ -117,11 +117,11 @@ def check_outcomes(
             if seconds_of(outcome.ended_at) < seconds_of(commit.cut.made_at) - SLACK_SECONDS:
                 detail = f"it ended at {outcome.ended_at}, before its cut was made at {commit.cut.made_at}"
                 findings.doubt(Doubt(OPERATION, detail, object=operation_key(operation, "outcome")))
-    # The next increment trusts a full snapshot's commit that has this digest.
+    # The first increment trusts the full snapshot's commit if it has the digest that the outcome names.
     full = chain.stored_full
     outcome = outcomes.get(full.operation)
     if outcome is not None and isinstance(outcome.commit_digest, str) and outcome.commit_digest != full.digest:
-        detail = f"according to its outcome, its commit has the digest {outcome.commit_digest}, not {full.digest}"
+        detail = f"its outcome names a commit with the digest {outcome.commit_digest}, but its commit has {full.digest}"
         findings.conflict(_conflict(full.operation, detail))
     # Ids from different seconds sort by time. Earlier operations may belong to an earlier chain.
     second = full.operation.rpartition("-")[0]

@@ -296,8 +296,8 @@ class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT)
     `code` is the exit code of the command, `volumes` measures its work (bytes, objects, rows, …), and `causes` are the
     reasons for its retries. `phases` holds the duration of each step by name, in order. A restore that estimates rely
     on has `figures` instead; a resumed restore has neither. `checked` lists a check's findings, and `copied` what a
-    copy has left in its second stores. `commit_digest` is the digest of the commit of a full snapshot, which its create
-    has proven. `began_at` is as in the intent. Operations without an intent record `by` here. `snapshot` is "" for all
+    copy has left in its second stores. `commit_digest` is the digest of the commit of a full snapshot, as its create
+    stored it. `began_at` is as in the intent. Operations without an intent record `by` here. `snapshot` is "" for all
     snapshots.
     """
 

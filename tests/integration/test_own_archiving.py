@@ -125,7 +125,7 @@ def requiring_standbys(runs: Runs) -> Path:
 
 
 def await_query(observer: psycopg.Connection[Any], pattern: str) -> None:
-    """Wait until a session that is younger than the observer's asks this: other tests leave sessions on the servers."""
+    """Wait until a session that began after the observer's runs this query: other tests leave sessions behind."""
     query = """
         SELECT 1 FROM pg_stat_activity AS a, pg_stat_activity AS observer
          WHERE observer.pid = pg_backend_pid() AND a.query LIKE %s AND a.backend_start > observer.backend_start

@@ -155,7 +155,7 @@ def test_an_outcome_that_contradicts_its_commit_is_found(values: dict[str, Any],
 
 
 def test_the_outcome_of_a_full_snapshot_names_its_commit() -> None:
-    """The next increment trusts a commit with this digest. An outcome stored by another command has none."""
+    """The first increment trusts a commit with this digest. If another command stored the outcome, it has none."""
     digest = "a" * 64
     chain = Chain(structs.replace(CHAIN.full, digest=digest), CHAIN.increments)
 
@@ -169,7 +169,7 @@ def test_the_outcome_of_a_full_snapshot_names_its_commit() -> None:
 
     assert of(digest) == of(UNSET) == []
     assert of("b" * 64) == [
-        f"operation {FULL}: according to its outcome, its commit has the digest {'b' * 64}, not {digest}"
+        f"operation {FULL}: its outcome names a commit with the digest {'b' * 64}, but its commit has {digest}"
     ]
 
 

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.changes import changes_part
-from benchmarks.clusters import cluster_part
+from benchmarks.clusters import cluster_part, workers_part
 from benchmarks.cutline import warm_session
 from benchmarks.encryption import encryption_part
 from benchmarks.machine import environment
@@ -93,6 +93,8 @@ def main(
                 writers_part(results, folder, say)
             if "cluster" in parts:
                 cluster_part(results, rows, programs, folder, say)
+            if "workers" in parts:
+                workers_part(results, rows, programs, folder, say)
             if parts & WARM:
                 say(f"starting a server with {accounts} accounts")
                 with running_shard(folder, rows=accounts, backups=backups) as shard:

@@ -2,6 +2,10 @@
 
 The work of a command is all of its steps but the start of Spark and its executors, which take the same time for any
 number of rows. Two workers with one core each share the machine with the server and the driver.
+
+A new executor spends several seconds of processor time on its first job, because its JVM has to load and compile
+classes. So the commands are also measured in a session whose executors have run them before, as they have on a cluster
+after a small part of a large database.
 """
 
 from __future__ import annotations
@@ -10,10 +14,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+from benchmarks.cutline import warm_session
 from benchmarks.parts import CUTLINE_DATABASE
 from benchmarks.results import Results
+from benchmarks.shop import Shop
 from benchmarks.users import expect, measure_command, running_shop
 
 MASTERS = {
@@ -24,6 +31,8 @@ MASTERS = {
 START = ("start Spark", "check executors")
 COMPARED = ("create", "check", "restore")
 ROUNDS = 2
+# Those that are compared in one session, and how often each command is measured there, after its first run.
+WORKERS, WARM_RUNS = ("one worker", "two workers"), 2
 
 
 def cluster_part(results: Results, rows: int, programs: Path | None, folder: Path, say: Callable[[str], None]) -> None:
@@ -64,3 +73,39 @@ def cluster_part(results: Results, rows: int, programs: Path | None, folder: Pat
                 results.attempt(restored, lambda wanted=state: expect(shop.state(CUTLINE_DATABASE), wanted))
                 shard.drop_database(CUTLINE_DATABASE)
                 command("delete", name, "delete", snapshot, "--force", "--yes")
+
+
+def workers_part(results: Results, rows: int, programs: Path | None, folder: Path, say: Callable[[str], None]) -> None:
+    """Measure create, check and restore of realistic rows on executors that have run them, of one and two workers."""
+    with running_shop(folder / "workers", rows, programs, say) as shop:
+        for name in WORKERS:
+            _measure_warm(results, shop, name, folder / "workers-target.toml", say)
+
+
+def _measure_warm(results: Results, shop: Shop, name: str, target: Path, say: Callable[[str], None]) -> None:
+    shard, state = shop.shard, shop.state()
+    fleet_toml = shard.fleet.fleet_toml
+    given = fleet_toml.read_text()
+    text = f'{given}\n[spark]\nmaster = "{MASTERS[name]}"\n'
+    fleet_toml.write_text(text)
+    target.write_text(text.replace(shard.dsn, shard.primary.dsn(CUTLINE_DATABASE)))
+
+    def measure(what: str, run: int, work: Callable[[], object]) -> None:
+        task = f"workers: {what} on {name}" if run else f"workers: first {what} on {name}"
+        say(task)
+        results.measure(task, work)
+
+    try:
+        with warm_session(fleet_toml) as cutline:
+            for run in range(1 + WARM_RUNS):
+                snapshot = f"{name.replace(' ', '-')}-{run}"
+                measure("create", run, partial(cutline.create, snapshot))
+                # No increment follows: the slot would retain the WAL of all restores.
+                shard.ask("SELECT count(pg_drop_replication_slot(slot_name)) FROM pg_replication_slots")
+                measure("check", run, partial(cutline.check, snapshot, 0))
+                shard.checkpoint()
+                measure("restore", run, partial(cutline.restore, snapshot, 0, target))
+                results.attempt(f"workers: restore on {name}", lambda: expect(shop.state(CUTLINE_DATABASE), state))
+                shard.drop_database(CUTLINE_DATABASE)
+    finally:
+        fleet_toml.write_text(given)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # These need the server with pgbench's accounts; all but the last run in one process with one session.
 WARM = {"create", "check", "increment", "restore", "encryption", "cold"}
-PARTS = ("users", "small", "tables", "changes", "writers", "cluster", *sorted(WARM))
+PARTS = ("users", "small", "tables", "changes", "writers", "cluster", "workers", *sorted(WARM))
 COLD_SHARDS, COLD_REPEATS = 3, 5
 REPEATS = 3
 SPLIT = 50

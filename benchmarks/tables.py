@@ -88,6 +88,8 @@ def _measure(results: Results, shard: Shard, folder: Path, say: Callable[[str], 
                 connection.execute(CHANGE_QUERY.format(table=table, id=ROWS + 1 + number).encode())
         command("increment", "create", "many", "--incremental")
     command("check", "check", "many")
+    # No increment follows: the slot would retain the WAL of all restores.
+    shard.ask("SELECT count(pg_drop_replication_slot(slot_name)) FROM pg_replication_slots")
     target = folder / "tables-target.toml"
     target.write_text(shard.fleet.fleet_toml.read_text().replace(shard.dsn, shard.primary.dsn(CUTLINE_DATABASE)))
 

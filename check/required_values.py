@@ -51,7 +51,7 @@ def required_columns(chain: Chain, shard: str, described: Description) -> dict[i
 
 
 def places_of(required: Required) -> Ints:
-    """Return the columns as numbers that `check_required` looks up."""
+    """Return the columns as numbers in ascending order, in which `check_required` looks."""
     return np.array(
         sorted(number * COLUMNS_MAX + place for number, places in required.items() for place in places), np.int64
     )
@@ -65,15 +65,23 @@ def check_required(
     `nulls` are the fields that are NULL, and `groups` the numbers of the lines' tables at the last commit. With
     `chosen`, only the flagged lines are checked.
     """
+    if not len(required):
+        return
     line, place = nulls
     if chosen is not None:
         line, place = line[chosen[line]], place[chosen[line]]
     group = np.asarray(groups, np.int64)[line]
-    wrong = np.flatnonzero(np.isin(group * COLUMNS_MAX + place, required))
+    column = group * COLUMNS_MAX + place
+    wrong = np.flatnonzero(required[_places_in(required, column)] == column)
     if len(wrong):
         form = int(forms.find(group[wrong[:1]])[0])
-        column = forms.column(form, int(place[wrong[0]]))
-        raise RowsInvalidError(f"a row of {forms.table(form)} has NULL in column {column}, which is NOT NULL")
+        name = forms.column(form, int(place[wrong[0]]))
+        raise RowsInvalidError(f"a row of {forms.table(form)} has NULL in column {name}, which is NOT NULL")
+
+
+def _places_in(ordered: Ints, numbers: Ints) -> Ints:
+    """Return where each number is in `ordered`, which has at least one number, or would be if it is not there."""
+    return np.minimum(np.searchsorted(ordered, numbers), len(ordered) - 1)
 
 
 class RequiredSince(Struct, frozen=True):
@@ -130,7 +138,7 @@ def check_changes(forms: TableForms, table: pa.Table, segment: SegmentSource, re
         line, place = find_nulls(from_arrow(batch.column("row")))
         line, place = line[chosen[line]], place[chosen[line]]
         column = group[line].astype(np.int64) * COLUMNS_MAX + place
-        at = np.minimum(np.searchsorted(required.columns, column), len(required.columns) - 1)
+        at = _places_in(required.columns, column)
         wrong = np.flatnonzero((required.columns[at] == column) & (lsn[line] >= required.since[at]))
         if len(wrong):
             form = int(forms.find(group[line[wrong[:1]]].astype(np.int64))[0])

@@ -238,11 +238,13 @@ def write_statements(
     finally:
         archive.unlink(missing_ok=True)
         script.unlink(missing_ok=True)
-    text = "\n".join(line for line in text.split("\n") if line not in (f"\\restrict {token}", f"\\unrestrict {token}"))
-    # Match a mark together with the comment that pg_restore writes before every entry.
-    mark = re.compile(rf"(?:--\n-- Name: {token};[^\n]*\n--\n\n)?-- {token} ([0-9]+)\n")
-    settings, *rest = mark.split(text)
-    return WrittenDdl(settings, dict(zip(map(int, rest[::2]), rest[1::2], strict=True)))
+    for word in ("restrict", "unrestrict"):
+        text = text.replace(f"\n\\{word} {token}\n", "\n")
+    # pg_restore writes a comment before every entry, and so before every mark.
+    comment = f"--\n-- Name: {token};"
+    settings, *rest = (part.partition(comment)[0] for part in text.split(f"-- {token} "))
+    numbered = (part.partition("\n") for part in rest)
+    return WrittenDdl(settings, {int(number): statements for number, _, statements in numbered})
 
 
 def is_of_event_trigger(entry: ArchiveEntry) -> bool:

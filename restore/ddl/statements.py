@@ -73,10 +73,10 @@ class Statement(NamedTuple):
 
 def statements_of(script: str) -> Iterator[Statement]:
     """Yield the statements, then any text after the last statement; the texts concatenated are the script."""
-    begin = 0
-    # Most scripts have a single semicolon, at their end: that is one statement, whatever precedes it.
-    if script.count(";") == 1 and script.rstrip().endswith(";"):
-        yield _statement(script)
+    begin, whole = 0, _statement(script)
+    # After comments, most scripts have a single semicolon, at their end: that is one statement, whatever precedes it.
+    if whole.bare.count(";") == 1 and whole.bare.endswith(";"):
+        yield whole
         return
     for end in statement_ends(script):
         yield _statement(script[begin:end])

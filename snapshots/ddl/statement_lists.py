@@ -12,6 +12,8 @@ PART = re.compile(rf"{STRING}|(?P<mark>[(),])")
 # A partitioned table has no rows of its own. Tables of the other two kinds have columns that their statements omit.
 KIND = re.compile(rf"{STRING}|\s(?P<word>PARTITION BY|INHERITS|OF) ")
 
+NAMED_TABLE = re.compile(r'CREATE (?:[A-Z]+ )?TABLE "(?:[^"]|"")*"\."(?:[^"]|"")*"')
+
 
 class ItemList(Struct, frozen=True):
     """The items of a list in parentheses, and its offsets in the statement."""
@@ -44,6 +46,15 @@ def split_list(text: str) -> ItemList:
         if mark == ")":
             depth -= 1
     return ItemList([], len(text), len(text))
+
+
+def without_table(text: str) -> str:
+    """Return a CREATE TABLE statement without its first words, which name the table.
+
+    A database with a schema for each tenant has many tables whose statements differ only in these.
+    """
+    named = NAMED_TABLE.match(text)
+    return text[named.end() :] if named else text
 
 
 def list_items(text: str) -> list[str]:

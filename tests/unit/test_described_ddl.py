@@ -61,6 +61,15 @@ ALTER TABLE ONLY "s"."a ""b" ALTER COLUMN "e" SET STORAGE EXTERNAL;
     assert table_of('CREATE TABLE "s"."none" (\n);\n').columns == ()
 
 
+def test_tables_of_the_same_structure_are_read_once_whatever_their_names() -> None:
+    columns = '(\n    "id" bigint NOT NULL\n);\n'
+    names = ['"s"."t"', '"s (a"."t OF ""x"".""y"" "', '"s"."a "" PARTITION BY ("']
+    tables = [table_of(f"CREATE TABLE {name} {columns}") for name in names]
+    assert all(table is tables[0] for table in tables)
+    assert [column.name for column in tables[0].columns] == ["id"]
+    assert table_of(f"CREATE UNLOGGED TABLE {names[0]} {columns}") is tables[0]
+
+
 def test_tables_of_other_kinds_name_where_their_columns_come_from() -> None:
     assert read_table('CREATE TABLE "s"."r" (\n    "id" bigint\n)\nPARTITION BY RANGE ("id");\n') is None
     assert read_table('CREATE TABLE "s"."t" OF "s"."ty"\nPARTITION BY RANGE ("a");\n') is None

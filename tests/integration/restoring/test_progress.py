@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ from cutline.nodes.connections import connect, with_database
 from cutline.nodes.groups import read_tables
 from cutline.restore.estimates import pace
 from cutline.restore.estimates.estimate import RestoreStep
-from cutline.restore.estimates.pace import rows_tally
+from cutline.restore.estimates.pace import NodeTally, rows_tally, tallying
 from cutline.restore.plan.plan import plan_restore
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.rows.load import Loader, LoadTarget, create_ledger
@@ -80,6 +81,24 @@ def batch(number: int, *lines: bytes) -> pa.RecordBatch:
     return pa.record_batch(
         [pa.array([number] * len(lines), pa.int32()), pa.array(lines, pa.binary())], names=["group", "row"]
     )
+
+
+def test_slow_queries_for_progress_take_a_small_share_of_the_time(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "TICK_SECONDS", 0.001)
+    asked: list[str] = []
+
+    def ask(connection: psycopg.Connection[Any]) -> int:
+        asked.append("")
+        connection.execute("SELECT pg_sleep(0.1)")
+        return 1
+
+    postgres = with_database(place.target.primaries[0], "postgres")
+    with tallying(Silent(), [NodeTally(postgres, 1, "rows", ask)]):
+        time.sleep(1)
+    # At the beginning and at the end: the next one would be due after 1.9 s.
+    assert 1 <= len(asked) <= 2
 
 
 @pytest.mark.parametrize("by_spark", first([False, True]))

@@ -4,8 +4,8 @@ The work of a command is all of its steps but the start of Spark and its executo
 number of rows. Two workers with one core each share the machine with the server and the driver.
 
 A new executor spends several seconds of processor time on its first job, because its JVM has to load and compile
-classes. So the commands are also measured in a session whose executors have run them before, as they have on a cluster
-after a small part of a large database.
+classes. For a large database, this is a small part of the time. So the commands are also measured in sessions whose
+executors have run them before.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.cutline import warm_session
-from benchmarks.parts import CUTLINE_DATABASE
-from benchmarks.results import Results
+from benchmarks.parts import CUTLINE_DATABASE, take_turns
+from benchmarks.results import Result, Results
 from benchmarks.shop import Shop
 from benchmarks.users import expect, measure_command, running_shop
 
@@ -31,8 +31,8 @@ MASTERS = {
 START = ("start Spark", "check executors")
 COMPARED = ("create", "check", "restore")
 ROUNDS = 2
-# Those that are compared in one session, and how often each command is measured there, after its first run.
-WORKERS, WARM_RUNS = ("one worker", "two workers"), 2
+# The masters whose executors are compared when they are warm.
+WORKERS = ("one worker", "two workers")
 
 
 def cluster_part(results: Results, rows: int, programs: Path | None, folder: Path, say: Callable[[str], None]) -> None:
@@ -78,11 +78,12 @@ def cluster_part(results: Results, rows: int, programs: Path | None, folder: Pat
 def workers_part(results: Results, rows: int, programs: Path | None, folder: Path, say: Callable[[str], None]) -> None:
     """Measure create, check and restore of realistic rows on executors that have run them, of one and two workers."""
     with running_shop(folder / "workers", rows, programs, say) as shop:
-        for name in WORKERS:
-            _measure_warm(results, shop, name, folder / "workers-target.toml", say)
+        target = folder / "workers-target.toml"
+        take_turns(ROUNDS, [partial(_measure_warm, results, shop, name, target, say) for name in WORKERS])
 
 
-def _measure_warm(results: Results, shop: Shop, name: str, target: Path, say: Callable[[str], None]) -> None:
+def _measure_warm(results: Results, shop: Shop, name: str, target: Path, say: Callable[[str], None], turn: int) -> None:
+    """Run each command twice in one session; the second runs are those that are compared."""
     shard, state = shop.shard, shop.state()
     fleet_toml = shard.fleet.fleet_toml
     given = fleet_toml.read_text()
@@ -90,18 +91,17 @@ def _measure_warm(results: Results, shop: Shop, name: str, target: Path, say: Ca
     fleet_toml.write_text(text)
     target.write_text(text.replace(shard.dsn, shard.primary.dsn(CUTLINE_DATABASE)))
 
-    def measure(what: str, run: int, work: Callable[[], object]) -> None:
+    def measure(what: str, run: int, work: Callable[[], Result]) -> Result | None:
         task = f"workers: {what} on {name}" if run else f"workers: first {what} on {name}"
         say(task)
-        results.measure(task, work)
+        return results.measure(task, work)
 
     try:
         with warm_session(fleet_toml) as cutline:
-            for run in range(1 + WARM_RUNS):
-                snapshot = f"{name.replace(' ', '-')}-{run}"
-                measure("create", run, partial(cutline.create, snapshot))
-                # No increment follows: the slot would retain the WAL of all restores.
-                shard.ask("SELECT count(pg_drop_replication_slot(slot_name)) FROM pg_replication_slots")
+            for run in range(2):
+                snapshot = f"{name.replace(' ', '-')}-{turn}-{run}"
+                if commit := measure("create", run, partial(cutline.create, snapshot)):
+                    cutline.forget(commit)
                 measure("check", run, partial(cutline.check, snapshot, 0))
                 shard.checkpoint()
                 measure("restore", run, partial(cutline.restore, snapshot, 0, target))

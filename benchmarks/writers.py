@@ -24,7 +24,7 @@ from benchmarks.shard import Shard, running_shard
 from benchmarks.users import DUMP, allow_one_copy, run_command
 from cutline.nodes.programs import run_tool
 
-# In 20 s, p99.9 is the sixth slowest of 6,000 transactions: without any command, it differed by a factor of three.
+# In 20 s, p99.9 was the sixth slowest of 6,000 transactions, and varied threefold without any command.
 ACCOUNTS, RATE, SECONDS, ROUNDS, CLIENTS = 2_000_000, 300, 60, 3, 4
 CHAIN, LIMIT = "writers", "10MB/s"
 ALONE, DURING_CREATE, DURING_INCREMENTS = "alone", "during create", "during increments"
@@ -32,7 +32,7 @@ DURING_LIMITED, DURING_DUMP = "during create with a limit", "during pg_dump"
 
 
 def writers_part(results: Results, folder: Path, say: Callable[[str], None]) -> None:
-    """Measure the latencies alone, during full snapshots, and during increments, in turns."""
+    """Measure the latencies alone, and during full snapshots, dumps and increments, in turns."""
     cores = sorted(os.sched_getaffinity(0))
     say(f"starting a server with {ACCOUNTS} accounts on core {cores[0]}; commands run on core {cores[-1]}")
     # A process that this thread starts has the thread's cores.

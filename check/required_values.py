@@ -51,7 +51,7 @@ def required_columns(chain: Chain, shard: str, described: Description) -> dict[i
 
 
 def places_of(required: Required) -> Ints:
-    """Return the columns as numbers in ascending order, in which `check_required` looks."""
+    """Return the columns as numbers in ascending order, which `check_required` searches."""
     return np.array(
         sorted(number * COLUMNS_MAX + place for number, places in required.items() for place in places), np.int64
     )
@@ -72,15 +72,15 @@ def check_required(
         line, place = line[chosen[line]], place[chosen[line]]
     group = np.asarray(groups, np.int64)[line]
     column = group * COLUMNS_MAX + place
-    wrong = np.flatnonzero(required[_places_in(required, column)] == column)
+    wrong = np.flatnonzero(required[_indexes_in(required, column)] == column)
     if len(wrong):
         form = int(forms.find(group[wrong[:1]])[0])
         name = forms.column(form, int(place[wrong[0]]))
         raise RowsInvalidError(f"a row of {forms.table(form)} has NULL in column {name}, which is NOT NULL")
 
 
-def _places_in(ordered: Ints, numbers: Ints) -> Ints:
-    """Return where each number is in `ordered`, which has at least one number, or would be if it is not there."""
+def _indexes_in(ordered: Ints, numbers: Ints) -> Ints:
+    """Return the index in `ordered` of each number that is there. `ordered` has at least one number."""
     return np.minimum(np.searchsorted(ordered, numbers), len(ordered) - 1)
 
 
@@ -138,7 +138,7 @@ def check_changes(forms: TableForms, table: pa.Table, segment: SegmentSource, re
         line, place = find_nulls(from_arrow(batch.column("row")))
         line, place = line[chosen[line]], place[chosen[line]]
         column = group[line].astype(np.int64) * COLUMNS_MAX + place
-        at = _places_in(required.columns, column)
+        at = _indexes_in(required.columns, column)
         wrong = np.flatnonzero((required.columns[at] == column) & (lsn[line] >= required.since[at]))
         if len(wrong):
             form = int(forms.find(group[line[wrong[:1]]].astype(np.int64))[0])

@@ -1,7 +1,7 @@
 """Measure the steps of a restore while it runs, and estimate the remaining time.
 
-A tally is informational only: the restore continues even if a node does not answer, and the queries take at most a
-twentieth of its time.
+A tally is informational only: the restore continues even if a node does not answer, and slow queries are repeated less
+often.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from cutline.snapshots.records.operation_records import NodeFigures, RestoreFigu
 from cutline.storage.errors import SnapshotError
 
 TICK_SECONDS = 1.0
-# Of 100,000 tables, a query for the indexes takes more than half a second.
-PAUSE_PER_SECOND = 19
+# The pause is 19 times as long as the slowest node's query, which so takes a twentieth of the time, but not longer than
+# the maximum. With 100,000 tables, the query for the indexes takes more than half a second.
+PAUSE_PER_SECOND, PAUSE_SECONDS_MAX = 19, 30.0
 STOP_SECONDS_MAX = 2.0
 # The application_name of sessions that load rows, followed by the number of rows sent in the current transaction.
 LOADING = "cutline loading "
@@ -87,7 +88,9 @@ def indexes_tally(database: Node, indexes: Mapping[str, int], rows: Mapping[str,
 
 @contextmanager
 def tallying(progress: Progress, tallies: Sequence[NodeTally]) -> Iterator[Mapping[str, float]]:
-    """While the block runs, report to `progress` about once a second, for each node and in total; less often if slow.
+    """While the block runs, report to `progress` about once a second, for each node and in total.
+
+    If a node's query is slow, the reports are up to PAUSE_SECONDS_MAX apart.
 
     Yields how many seconds had passed when each node's latest progress was seen, keyed by node.
     """
@@ -136,22 +139,21 @@ class _Teller:
         is_last, pause = not self.tallies, TICK_SECONDS
         while not is_last:
             is_last = self.ended.wait(pause)
-            began = time.monotonic()
-            for tally in self.tallies:
-                with suppress(psycopg.Error):
-                    self._ask(tally)
+            seconds = max(map(self._ask, self.tallies), default=0.0)
             self._tell()
-            pause = max(TICK_SECONDS, PAUSE_PER_SECOND * (time.monotonic() - began))
+            pause = max(TICK_SECONDS, min(PAUSE_PER_SECOND * seconds, PAUSE_SECONDS_MAX))
         for connection in self.sessions.values():
             connection.close()
 
-    def _ask(self, tally: NodeTally) -> None:
-        node = tally.database.id
-        if (session := self.sessions.get(node)) is None or session.closed:
-            return
-        now = tally.ask(session)
-        if now > self.done.get(node, 0):
-            self.done[node], self.seconds[node] = now, time.monotonic() - self.began
+    def _ask(self, tally: NodeTally) -> float:
+        """Ask a node, if it answers; return how many seconds that took."""
+        node, began = tally.database.id, time.monotonic()
+        if (session := self.sessions.get(node)) is not None and not session.closed:
+            with suppress(psycopg.Error):
+                now = tally.ask(session)
+                if now > self.done.get(node, 0):
+                    self.done[node], self.seconds[node] = now, time.monotonic() - self.began
+        return time.monotonic() - began
 
     def _tell(self) -> None:
         done = total = 0
@@ -172,9 +174,9 @@ PARTS = {
     "set sequences": RestoreStep.SWAP,
 }
 # Readings report the progress of these steps. The weight of a step's own pace grows with the square of its finished
-# fraction, up to OWN_PACE_SHARE, and with the observed time, reaching half after this many seconds. Readings come once
-# a second and the phases of a step differ in pace. If there are few indexes, the scan is counted first, and then
-# nothing is reported during the sort.
+# fraction, up to OWN_PACE_SHARE, and with the observed time, reaching half after this many seconds. Readings come at
+# most once a second and the phases of a step differ in pace. If there are few indexes, the scan is counted first, and
+# then nothing is reported during the sort.
 SEEN_SECONDS = {RestoreStep.ROWS: 4.0, RestoreStep.INDEXES: 60.0}
 OWN_PACE_SHARE = 0.5
 # The fraction of the estimated time after which the pace so far counts as much as the estimate.

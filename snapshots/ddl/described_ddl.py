@@ -27,7 +27,7 @@ from cutline.snapshots.ddl.ddl_archive import (
 )
 from cutline.snapshots.ddl.impossible_entries import impossible_entries
 from cutline.snapshots.ddl.quoted_names import Name, shown
-from cutline.snapshots.ddl.statement_lists import KIND, STRING, split_list, without_table
+from cutline.snapshots.ddl.statement_lists import KIND, STRING, split_list, without_table_name
 from cutline.snapshots.records.commit import NO_LIMIT
 
 # A semicolon in quotes does not end a statement.
@@ -436,12 +436,12 @@ class _Describing(Struct):
 
 def read_table(text: str) -> DescribedTable | None:
     """Read a CREATE TABLE statement; None if it is a partitioned table, which has no rows of its own."""
-    return _read_columns(without_table(text))
+    return _read_nameless_table(without_table_name(text))
 
 
 # Most statements are the same in every DDL of a chain.
 @lru_cache(maxsize=1 << 15)
-def _read_columns(text: str) -> DescribedTable | None:
+def _read_nameless_table(text: str) -> DescribedTable | None:
     listed = split_list(text)
     before, after = text[: listed.begin], text[listed.end : _end_of_statement(text, listed.end)]
     kinds = {match["word"] for match in KIND.finditer(f"{before} {after}") if match["word"]}

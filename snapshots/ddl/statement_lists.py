@@ -48,10 +48,10 @@ def split_list(text: str) -> ItemList:
     return ItemList([], len(text), len(text))
 
 
-def without_table(text: str) -> str:
-    """Return a CREATE TABLE statement without its first words, which name the table.
+def without_table_name(text: str) -> str:
+    """Return what follows the name in a CREATE TABLE statement.
 
-    A database with a schema for each tenant has many tables whose statements differ only in these.
+    In a database with a schema for each tenant, this is the same for many tables, so it is the key of caches.
     """
     named = NAMED_TABLE.match(text)
     return text[named.end() :] if named else text

@@ -23,7 +23,7 @@ from msgspec import Struct, field
 from cutline.snapshots.ddl.ddl_archive import EXTENSION, TABLE, ArchiveEntry, DdlArchive, statements_of_entry
 from cutline.snapshots.ddl.impossible_entries import DOLLAR, RELATIONS, entry_label
 from cutline.snapshots.ddl.quoted_names import QUOTED, Name, shown, shown_label, unquote
-from cutline.snapshots.ddl.statement_lists import list_items, without_table
+from cutline.snapshots.ddl.statement_lists import list_items, without_table_name
 
 # Comments, literals and dollar quotes.
 TEXT = rf"""--[^\n]*|[eE]'(?:[^'\\]|\\.)*'|'[^']*'|(?P<dollar>{DOLLAR}).*?(?P=dollar)"""
@@ -107,16 +107,20 @@ class _Created(Struct):
             if entry.kind in RELATIONS:
                 found.relations.add((entry.schema, entry.name))
             if entry.kind in TABLES:
-                columns = _columns_of(without_table(statements_of_entry(archive.body, entry)))
+                columns = _columns_of(statements_of_entry(archive.body, entry))
                 if columns is not None:
                     found.columns[entry.schema, entry.name] = columns
         return found
 
 
+def _columns_of(text: str) -> frozenset[str] | None:
+    """Return the columns that a CREATE TABLE lists; None if the table has others."""
+    return _columns_of_nameless(without_table_name(text))
+
+
 # Most statements are the same in every DDL of a chain.
 @lru_cache(maxsize=1 << 15)
-def _columns_of(text: str) -> frozenset[str] | None:
-    """Return the columns that a CREATE TABLE (`without_table`) lists; None if the table has others."""
+def _columns_of_nameless(text: str) -> frozenset[str] | None:
     if any(match["kind"] for match in WITH_OTHER_COLUMNS.finditer(text)):
         return None
     return frozenset(unquote(match[1]) for item in list_items(text) if (match := COLUMN.match(item)))

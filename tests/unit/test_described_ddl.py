@@ -62,12 +62,20 @@ ALTER TABLE ONLY "s"."a ""b" ALTER COLUMN "e" SET STORAGE EXTERNAL;
 
 
 def test_tables_of_the_same_structure_are_read_once_whatever_their_names() -> None:
-    columns = '(\n    "id" bigint NOT NULL\n);\n'
+    columns = '(\n    "id" bigint NOT NULL\n)'
     names = ['"s"."t"', '"s (a"."t OF ""x"".""y"" "', '"s"."a "" PARTITION BY ("']
-    tables = [table_of(f"CREATE TABLE {name} {columns}") for name in names]
+    tables = [table_of(f"CREATE TABLE {name} {columns};\n") for name in names]
     assert all(table is tables[0] for table in tables)
     assert [column.name for column in tables[0].columns] == ["id"]
-    assert table_of(f"CREATE UNLOGGED TABLE {names[0]} {columns}") is tables[0]
+    assert table_of(f"CREATE UNLOGGED TABLE {names[0]} {columns};\n") is tables[0]
+    for name in names:
+        typed = table_of(f'CREATE TABLE {name} OF "s"."ty" (\n    "id" WITH OPTIONS NOT NULL\n);\n')
+        assert (typed.of_type, typed.columns) == (("s", "ty"), ())
+        heir = table_of(f'CREATE TABLE {name} {columns}\nINHERITS ("s"."p");\n')
+        assert (heir.parents, len(heir.columns)) == ((("s", "p"),), 1)
+        full = table_of(f"CREATE TABLE {name} {columns};\n\nALTER TABLE ONLY {name} REPLICA IDENTITY FULL;\n")
+        assert full.has_full_identity
+        assert read_table(f'CREATE TABLE {name} {columns}\nPARTITION BY HASH ("id");\n') is None
 
 
 def test_tables_of_other_kinds_name_where_their_columns_come_from() -> None:

@@ -64,6 +64,23 @@ def test_a_null_is_wrong_only_in_a_required_column_of_a_row_of_the_state() -> No
     check_required(forms, np.array([7, 7, 9]), nulls, required, np.array([True, False, True]))
     with pytest.raises(RowsInvalidError, match="has NULL in column needed, which is NOT NULL"):
         check_required(forms, np.array([7, 7, 9]), nulls, required, np.array([True, True, True]))
+    check_required(forms, np.array([7, 7, 9]), nulls, places_of({}))
+
+
+@pytest.mark.parametrize(
+    ("group", "line", "column"),
+    [(7, b"1\t\\N\tx\n", "needed"), (9, b"\\N\tx\ty\n", "id"), (9, b"1\tx\t\\N\n", "other")],
+)
+def test_every_required_column_of_every_table_is_found(group: int, line: bytes, column: str) -> None:
+    columns = tuple(Column(name, "text", 25, -1, number) for number, name in enumerate(("id", "needed", "other")))
+    groups = [Group(number, "public", f"t{number}", "default", 1, columns) for number in (5, 7, 9, 11)]
+    # In no order.
+    required = places_of({9: frozenset({2, 0}), 7: frozenset({1})})
+    nulls = find_nulls(from_list([line]))
+    for other in {5, 7, 9, 11} - {group}:
+        check_required(TableForms.of(groups), np.array([other]), nulls, required)
+    with pytest.raises(RowsInvalidError, match=f"a row of .*t{group} has NULL in column {column}"):
+        check_required(TableForms.of(groups), np.array([group]), nulls, required)
 
 
 def test_a_change_has_a_value_where_the_column_was_not_null_when_it_was_made() -> None:

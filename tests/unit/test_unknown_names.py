@@ -52,6 +52,21 @@ def test_a_view_may_read_what_the_server_or_an_extension_has() -> None:
     assert len(problems(EXTENSION, MadeEntry("VIEW", "v", "m", VIEW))) == 2
 
 
+@pytest.mark.parametrize("name", ["o", 'o OF "x" (', "o INHERITS (", "o PARTITION OF "])
+def test_only_tables_that_list_all_of_their_columns_lack_others(name: str) -> None:
+    quoted = name.replace('"', '""')
+    index = MadeEntry("INDEX", "i", "m", f'CREATE INDEX "i" ON "m"."{quoted}" USING "btree" ("none");\n')
+
+    def found(statement: str, kind: str = "TABLE") -> list[str]:
+        return problems(MadeEntry(kind, name, "m", statement), index)
+
+    columns = '(\n    "id" integer\n)'
+    assert len(found(f'CREATE TABLE "m"."{quoted}" {columns};\n')) == 1
+    assert len(found(f'CREATE FOREIGN TABLE "m"."{quoted}" {columns}\nSERVER "s";\n', "FOREIGN TABLE")) == 1
+    assert found(f'CREATE TABLE "m"."{quoted}" {columns}\nINHERITS ("m"."p");\n') == []
+    assert found(f'CREATE TABLE "m"."{quoted}" OF "m"."ty" (\n    "id" WITH OPTIONS NOT NULL\n);\n') == []
+
+
 @pytest.mark.parametrize(
     ("kind", "statements", "unknown"),
     [

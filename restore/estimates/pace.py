@@ -27,8 +27,8 @@ from cutline.snapshots.records.operation_records import NodeFigures, RestoreFigu
 from cutline.storage.errors import SnapshotError
 
 TICK_SECONDS = 1.0
-# The pause is 19 times as long as the slowest node's query, which so takes a twentieth of the time, but not longer than
-# the maximum. With 100,000 tables, the query for the indexes takes more than half a second.
+# The pause is 19 times as long as the slowest node's query, so that the query takes a twentieth of the time, up to this
+# maximum. With 100,000 tables, the query for the indexes takes more than half a second.
 PAUSE_PER_SECOND, PAUSE_SECONDS_MAX = 19, 30.0
 STOP_SECONDS_MAX = 2.0
 # The application_name of sessions that load rows, followed by the number of rows sent in the current transaction.
